@@ -1,0 +1,56 @@
+"""Engine settings: one frozen value, read by everything, changed by nobody, with no effect of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kaminari_core.errors import UsageError
+
+Sizing = Literal["bucket", "exact"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How an engine is built. Command-line flags have the same names with dashes."""
+
+    device: str = "auto"
+    """`auto` (CUDA when there is a card, else CPU), `cpu`, `cuda` or `cuda:N`."""
+    dtype: str = "auto"
+    """`auto` (bfloat16 on CUDA, float32 on a CPU for checkpoints below 1 GiB, else bfloat16), `float32`, `bfloat16`, `float16`."""
+    slots: int = 4
+    """How many requests are decoded together at most."""
+    max_length: int = 4096
+    """Cache positions of one slot: prompt and reply of one request together."""
+    max_tokens: int = 1024
+    """Generated tokens of one reply when the request names no limit."""
+    compile: bool = True
+    """Compile the decode step; off runs the same code eagerly."""
+    cache: str = "static"
+    scheduler: str = "continuous"
+    quantizer: str = "none"
+    sizing: Sizing = "bucket"
+    """`bucket` letterboxes onto a small set of canvases; `exact` is the reference processor's resize."""
+    visual_tokens: int = 512
+    """The most visual tokens one picture may take, in both sizing policies."""
+    max_images: int = 16
+    """Pictures of one request."""
+    max_image_pixels: int = 64_000_000
+    """Pixels of one encoded picture, read from its header before it is decoded."""
+    max_request_pixels: int = 128_000_000
+    """Pixels of all pictures of one request together."""
+    queue: int = 256
+    """Requests that may wait; one more is refused."""
+    prepare_threads: int = 2
+    """Worker threads that decode pictures and tokenize."""
+    prefill_chunk: int = 512
+    """Prompt tokens that run through the decoder at once."""
+
+    def __post_init__(self) -> None:
+        positive = ("slots", "max_length", "max_tokens", "visual_tokens", "max_images", "max_image_pixels",
+                    "max_request_pixels", "queue", "prepare_threads", "prefill_chunk")  # fmt: skip
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name.replace('_', '-')} is {getattr(self, name)}, but must be at least 1")
+        if self.sizing not in ("bucket", "exact"):
+            raise UsageError(f"sizing is {self.sizing!r}; choose bucket or exact")

@@ -1,0 +1,201 @@
+"""What the engine asks of the things that plugins bring: ordinary objects, called directly, typed by these protocols.
+
+The seam lies where the engine stops knowing the architecture. Everything about prompts, pictures and layers belongs to a
+`Model`; which request runs when belongs to a `Scheduler`; where keys and values lie belongs to a `Cache`; the engine moves
+requests between them and owns the device thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from kaminari_core.flow import Embedded, Prepared, Request, Sampling
+
+Progress = Callable[[str, int, int], None]
+"""Called as `progress(stage, done, total)` while something long runs."""
+
+LayerCall = Callable[..., Tensor]
+"""Called as `layer_call(layer, *arguments)`; runs `layer.decode(*arguments)` eagerly or compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes that the engine, the cache and the memory plan need.
+
+    `max_positions` is the longest sequence the model supports; `end_tokens` all ids that end a reply; `image_unit` the side of
+    one visual token in pixels and `min_visual_tokens` the fewest tokens of one picture, both None for a text-only model.
+    """
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    max_positions: int
+    end_tokens: tuple[int, ...]
+    image_unit: int | None = None
+    min_visual_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The inputs of one decode step for `rows` live rows of `width` new tokens each (width 1 without speculation).
+
+    `tokens` and `positions` (rotary) are int64 (rows, width). `cursors`, int64 (rows, width), are the cache positions that
+    the new keys and values are written to; a query sees the keys at positions up to its own cursor. `length` bounds what is
+    read: all live cursors are below it. A row of the batch bucket that holds no request has its cursor at the cache's spare
+    last position, so that it never touches what a request has stored.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    cursors: Tensor
+    length: int
+
+
+@runtime_checkable
+class Cache(Protocol):
+    """Keys and values at fixed addresses, one row per slot.
+
+    `keys` and `values` are (layers, slots, kv_heads, max_length + 1, head_dim); the last position is spare (see `Step`).
+    """
+
+    keys: Tensor
+    values: Tensor
+    slots: int
+    max_length: int
+
+    def claim(self) -> int:
+        """Take the lowest free slot."""
+        ...
+
+    def release(self, slot: int) -> None:
+        """Give a slot back. Its contents are left as they are and never read again."""
+        ...
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of slot `source` to the free slot `target`, claim that and release `source`."""
+        ...
+
+    @property
+    def free(self) -> int:
+        """How many slots are free."""
+        ...
+
+
+class Detokenizer(Protocol):
+    """Turns the ids of one reply into text, a token at a time."""
+
+    def push(self, token: int) -> str:
+        """Take one token and return the text that is now certain: whole characters only, possibly empty."""
+        ...
+
+    def flush(self) -> str:
+        """Return what is held back at the end; bytes that are no character become U+FFFD."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes one token adds to the text; empty for special tokens."""
+        ...
+
+
+class Model(Protocol):
+    """One loaded architecture. `prepare` runs in worker threads, everything else in the engine thread."""
+
+    shape: ModelShape
+    device: torch.device
+    dtype: torch.dtype
+    sampling_defaults: Sampling
+    """What the checkpoint's own generation settings ask for."""
+
+    def prepare(self, request: Request) -> Prepared:
+        """Check a request and turn it into model inputs. Raises RequestError with the `param` at fault."""
+        ...
+
+    def embed(self, prepared: Prepared) -> Embedded:
+        """Run the vision tower and look up the embeddings of the whole prompt."""
+        ...
+
+    def prefill(self, embedded: Embedded, start: int, stop: int, cache: Cache, slot: int) -> Tensor:
+        """Run prompt positions [start, stop) through the layers, storing keys and values in the slot's row.
+
+        Positions below `start` are already there. Returns the logits of position stop - 1 as (vocabulary,).
+        """
+        ...
+
+    def decode(self, step: Step, cache: Cache, layer_call: LayerCall) -> Tensor:
+        """Run one step for all rows: pure, fixed shapes, no host synchronization. Returns logits (rows, width, vocabulary).
+
+        `layer_call(layer, *arguments)` is how each repeated layer must be called; it runs `layer.decode(*arguments)`.
+        """
+        ...
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh detokenizer for one reply."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What a scheduler may know of a request that waits; `since` is time.monotonic() when it was ready."""
+
+    id: str
+    since: float
+    prompt_tokens: int
+
+
+class Scheduler(Protocol):
+    """Answers which waiting requests may start. It never sees slots, cache or model."""
+
+    def admit(self, waiting: Sequence[Waiting], free: int, running: int, now: float) -> Sequence[str]:
+        """The ids to start now, in order, at most `free` of them. `now` is time.monotonic()."""
+        ...
+
+
+class Quantizer(Protocol):
+    """Replaces linear layers by smaller ones, in a pair of steps around loading."""
+
+    def swap(self, module: nn.Module) -> list[str]:
+        """Replace modules in place while they are on meta; returns the names of those replaced."""
+        ...
+
+    def pack(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """Turn one full-precision tensor into the tensors that the replaced module loads, as they stream in."""
+        ...
+
+    def load(self, sidecar: Path) -> Mapping[str, Tensor]:
+        """Read packed tensors written ahead of time."""
+        ...
+
+
+ReferenceMode = Literal["dynamic", "static"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceRun:
+    """Greedy decoding by the stock implementation: `logits` float32 (steps, vocabulary) or None, and where the time went."""
+
+    tokens: tuple[int, ...]
+    logits: Tensor | None
+    prefill_seconds: float
+    decode_seconds: float
+
+
+class Reference(Protocol):
+    """The stock implementation of a model, for parity checks and benchmarks."""
+
+    def greedy(
+        self, prepared: Prepared, steps: int, *, mode: ReferenceMode = "dynamic", max_length: int = 0, logits: bool = False
+    ) -> ReferenceRun:
+        """Decode `steps` tokens greedily, past end tokens. `static` compiles over a static cache of `max_length`."""
+        ...
+
+
+ModelFactory = Callable[[Path, Any, torch.device, Progress], Model]
