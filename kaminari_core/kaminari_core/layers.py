@@ -1,0 +1,202 @@
+"""The decoder parts that every model family here shares: norm, attention over the slot cache, gated MLP, and the loop of layers.
+
+A model package brings what differs: its block (which norms stand where), its rotation and section layout, its names. The
+contract between them is `Block`; `Decoder` drives it.
+
+Letters in shapes: R rows, W new tokens of a row, S prompt positions, H hidden size, Q query heads, K kv heads, D head size,
+T cache positions, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from kaminari_core.flow import Embedded
+from kaminari_core.protocols import Cache, LayerCall, Step
+from kaminari_core.rope import Rotation, rotary_angles, scalar_table
+
+
+class RMSNorm(nn.Module):
+    """Root mean square norm (arXiv:1910.07467), rounded as the reference models do: scaled in float32, cast, then weighted."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize the last dimension of x; shape and dtype are kept."""
+        wide = x.to(torch.float32)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)) with gate and up in one product: the first half of its rows is the gate (arXiv:2002.05202)."""
+
+    def __init__(self, hidden: int, intermediate: int) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=False)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., H) to (..., H)."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        down: Tensor = self.down_proj(F.silu(gate) * up)
+        return down
+
+
+def attention_mask(step: Step, group: int) -> Tensor:
+    """The boolean mask (R, 1, G * W, length) that lets each query of a decode step see the keys up to its own cursor.
+
+    The G query heads of one kv head are laid out as G * W query rows of it: the same numbers as repeating the keys, and several
+    times faster on a CPU than grouped-query flags.
+    """
+    seen = torch.arange(step.length, device=step.cursors.device) <= step.cursors[:, :, None]
+    return seen[:, None].repeat(1, 1, group, 1)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention over one layer of the slot cache, with fused q, k, v and optional norms on queries and keys."""
+
+    def __init__(
+        self,
+        hidden: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        rotation: Rotation,
+        *,
+        norm_eps: float | None = None,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.rotation = rotation
+        self.qkv_proj = nn.Linear(hidden, (heads + 2 * kv_heads) * head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
+        self.q_norm = nn.Identity() if norm_eps is None else RMSNorm(head_dim, norm_eps)
+        self.k_norm = nn.Identity() if norm_eps is None else RMSNorm(head_dim, norm_eps)
+
+    def _project(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """hidden (..., H), tables (..., 1, D) to rotated q (..., Q, D), rotated k (..., K, D) and v (..., K, D)."""
+        joined = self.qkv_proj(hidden).unflatten(-1, (self.heads + 2 * self.kv_heads, self.head_dim))
+        q, k, v = joined.split((self.heads, self.kv_heads, self.kv_heads), dim=-2)
+        return self.rotation(self.q_norm(q), cos, sin), self.rotation(self.k_norm(k), cos, sin), v
+
+    def prefill(self, hidden: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
+        """Run prompt positions [start, start + S) of one slot.
+
+        hidden (S, H); cos, sin (S, D); keys, values (K, T, D) are the slot's row of this layer, written at those positions.
+        """
+        q, k, v = self._project(hidden, cos[:, None], sin[:, None])
+        stop = start + hidden.shape[0]
+        keys[:, start:stop] = k.transpose(0, 1)
+        values[:, start:stop] = v.transpose(0, 1)
+        if start == 0:
+            # The fresh tensors, not the cache views: contiguous, and the same call that the reference makes.
+            past_k, past_v, mask = k.transpose(0, 1), v.transpose(0, 1), None
+        else:
+            past_k, past_v = keys[:, :stop], values[:, :stop]
+            reach = torch.arange(start, stop, device=hidden.device)
+            mask = torch.arange(stop, device=hidden.device) <= reach[:, None]
+        out = F.scaled_dot_product_attention(
+            q.transpose(0, 1)[None], past_k[None], past_v[None], mask, is_causal=mask is None, enable_gqa=True
+        )
+        projected: Tensor = self.o_proj(out[0].transpose(0, 1).flatten(1))
+        return projected
+
+    def decode(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, cursors: Tensor, mask: Tensor
+    ) -> Tensor:
+        """Run one step of R rows, which are the first R slots of the layer's keys and values (slots, K, T, D).
+
+        hidden (R, W, H); cos, sin (R, W, 1, D); cursors (R, W); mask as `attention_mask` makes it.
+        """
+        rows, width, length = *cursors.shape, mask.shape[-1]
+        q, k, v = self._project(hidden, cos, sin)
+        row = torch.arange(rows, device=hidden.device)[:, None]
+        keys[row, :, cursors] = k
+        values[row, :, cursors] = v
+        # (R, W, K, G, D) -> (R, K, G * W, D), the layout of the mask.
+        grouped = q.unflatten(2, (self.kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        out = F.scaled_dot_product_attention(grouped, keys[:rows, :, :length], values[:rows, :, :length], mask)
+        flat = out.unflatten(2, (-1, width)).permute(0, 3, 1, 2, 4).flatten(2)
+        projected: Tensor = self.o_proj(flat)
+        return projected
+
+
+class Block(Protocol):
+    """One decoder layer of a model package."""
+
+    def prefill(self, hidden: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
+        """As Attention.prefill, for the whole layer with its residuals."""
+        ...
+
+    def decode(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, cursors: Tensor, mask: Tensor
+    ) -> Tensor:
+        """As Attention.decode, for the whole layer with its residuals."""
+        ...
+
+
+class Decoder(nn.Module):
+    """Embedding, blocks, final norm and head of one text decoder over the slot cache.
+
+    `frequencies` (D / 2) is float32; `axes` names the position axis of each frequency; `table` turns angles into cos and sin for
+    the blocks' rotation. `set_rotary` must be called once the device and the longest position are known.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[nn.Module],
+        *,
+        vocabulary: int,
+        hidden: int,
+        norm_eps: float,
+        axes: Sequence[int],
+        table: Callable[[Tensor, torch.dtype], tuple[Tensor, Tensor]],
+        group: int,
+    ) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(vocabulary, hidden)
+        self.layers = nn.ModuleList(blocks)
+        self.norm = RMSNorm(hidden, norm_eps)
+        self.lm_head = nn.Linear(hidden, vocabulary, bias=False)
+        self._axes, self._table, self._group = tuple(axes), table, group
+        self._frequencies: Tensor | None = None
+        self._scalar: tuple[Tensor, Tensor] | None = None
+
+    def set_rotary(self, frequencies: Tensor, positions: int, dtype: torch.dtype) -> None:
+        """Keep the frequencies and build the decode table for positions 0 .. positions - 1. Plain tensors, in no checkpoint."""
+        self._frequencies = frequencies
+        self._scalar = scalar_table(positions, frequencies, self._table, dtype)
+
+    def prefill(self, embedded: Embedded, start: int, stop: int, cache: Cache, slot: int) -> Tensor:
+        """Run prompt positions [start, stop) of one slot; returns the logits (V,) of the last of them."""
+        assert self._frequencies is not None, "set_rotary was not called"
+        hidden = embedded.hidden[start:stop]
+        angles = rotary_angles(embedded.positions[:, start:stop], self._frequencies, self._axes)
+        cos, sin = self._table(angles, hidden.dtype)
+        for index, layer in enumerate(self.layers):
+            hidden = layer.prefill(hidden, cos, sin, cache.keys[index, slot], cache.values[index, slot], start)
+            if index in embedded.after_layer:
+                hidden = hidden + embedded.after_layer[index][start:stop]
+        logits: Tensor = self.lm_head(self.norm(hidden[-1:]))
+        return logits[0]
+
+    def decode(self, step: Step, cache: Cache, layer_call: LayerCall) -> Tensor:
+        """Run one step for all rows; returns the logits (R, W, V)."""
+        assert self._scalar is not None, "set_rotary was not called"
+        cos, sin = (table[step.positions][:, :, None] for table in self._scalar)
+        mask = attention_mask(step, self._group)
+        hidden = self.embed_tokens(step.tokens)
+        for index, layer in enumerate(self.layers):
+            hidden = layer_call(layer, hidden, cos, sin, cache.keys[index], cache.values[index], step.cursors, mask)
+        logits: Tensor = self.lm_head(self.norm(hidden))
+        return logits
