@@ -17,7 +17,7 @@ class EngineConfig:
     device: str = "auto"
     """`auto` (CUDA when there is a card, else CPU), `cpu`, `cuda` or `cuda:N`."""
     dtype: str = "auto"
-    """`auto` (bfloat16 on CUDA, float32 on a CPU for checkpoints below 1 GiB, else bfloat16), `float32`, `bfloat16`, `float16`."""
+    """`auto` (bfloat16 on CUDA; on a CPU float32 for checkpoints below 1 GiB, else bfloat16) or the one to compute in."""
     slots: int = 4
     """How many requests are decoded together at most."""
     max_length: int = 4096
@@ -27,8 +27,11 @@ class EngineConfig:
     compile: bool = True
     """Compile the decode step; off runs the same code eagerly."""
     cache: str = "static"
+    """The KV cache, by the name that a plugin gives it."""
     scheduler: str = "continuous"
+    """The admission policy, by the name that a plugin gives it."""
     quantizer: str = "none"
+    """The weight quantizer, by the name that a plugin gives it, or `none`."""
     sizing: Sizing = "bucket"
     """`bucket` letterboxes onto a small set of canvases; `exact` is the reference processor's resize."""
     visual_tokens: int = 512

@@ -1,0 +1,194 @@
+"""`kaminari run`: one request from the command line, its text streamed to stdout."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kaminari_core.checkpoint import resolve
+from kaminari_core.errors import UnknownNameError, UsageError
+from kaminari_core.options import engine_config, engine_options, model_options, option
+from kaminari_core.progress import terminal_progress
+from kaminari_core.registry import Registry, unknown_name
+from kaminari_core.specs import ModelSpec
+
+if TYPE_CHECKING:
+    from kaminari_core.config import EngineConfig
+    from kaminari_core.engine import Engine
+    from kaminari_core.flow import ImagePart, Message, Request, Result, Sampling
+
+TEMPLATE_TOKENS = 256
+"""Room in the cache for what a chat template adds around the words and pictures of a request."""
+
+
+@click.command()
+@model_options
+@option("--image", "images", multiple=True, metavar="FILE", help="A picture; several are seen in the order given.")
+@click.argument("prompt", required=False)
+@option("--task", show_default="ocr when there are pictures", help="A task of the model instead of a PROMPT.")
+@option("--system", metavar="TEXT", help="A system message before the prompt.")
+@option("--json", "as_json", is_flag=True, help="Print one JSON object: text, finish_reason, usage, timings, saw.")
+@option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    show_default="0",
+    help="How freely tokens are drawn; 0 always takes the likeliest.",
+)
+@option(
+    "--top-p",
+    type=click.FloatRange(0, 1, min_open=True),
+    show_default="1",
+    help="Draw from the likeliest tokens that reach this probability together.",
+)
+@option("--top-k", type=click.IntRange(min=0), show_default="0", help="Draw from this many of the likeliest; 0 is off.")
+@option("--seed", type=int, show_default="a fresh one", help="Seed for drawing tokens.")
+@option(
+    "--sampling",
+    type=click.Choice(["greedy", "checkpoint"]),
+    default="greedy",
+    show_default=True,
+    help="What the options above start from: greedy, or the checkpoint's own generation settings.",
+)
+@option("--stop", multiple=True, metavar="TEXT", help="End the reply before this text; may be given several times.")
+@engine_options({"slots": 1, "max_length": None}, shown={"max_length": "what the request can need"})
+@click.pass_obj
+def run(
+    registry: Registry,
+    /,
+    model: str,
+    checkpoint: str | None,
+    images: Sequence[str],
+    prompt: str | None,
+    task: str | None,
+    system: str | None,
+    as_json: bool,
+    **values: Any,
+) -> None:
+    """Answer one request: pictures with a task or a PROMPT, or a PROMPT alone.
+
+    The text is streamed to stdout. The exit code is 0 after a reply, 2 for options that cannot be used, 1 for any other
+    failure.
+    """
+    drawing = {name: values.pop(name) for name in ("temperature", "top_p", "top_k", "seed")}
+    start, stop = values.pop("sampling"), tuple(values.pop("stop"))
+    # Everything that can be wrong with the request is told before a model is loaded.
+    spec, folder = resolve(registry, model, checkpoint)
+    words = _words(spec, prompt, task, bool(images))
+    messages = _messages(words, system, images)
+    config = _config(messages, values)
+    with _opened(registry, spec, folder, config) as engine:
+        request = _request(messages, _sampling(engine, start, drawing), stop)
+        if as_json:
+            click.echo(json.dumps(_report(engine.generate(request)), ensure_ascii=False))
+        else:
+            _stream(engine, request)
+
+
+def _words(spec: ModelSpec, prompt: str | None, task: str | None, pictures: bool) -> str:
+    """The prompt, or the one that the task stands for."""
+    if prompt is not None:
+        if task is not None:
+            raise UsageError("give either --task or a PROMPT, not both")
+        return prompt
+    if task is None:
+        if not pictures:
+            raise UsageError("there is nothing to answer: give a PROMPT, or pictures with --image")
+        task = "ocr"
+    if task not in spec.tasks:
+        raise UnknownNameError(
+            f"{unknown_name(f'task of {spec.name}', task, spec.tasks)} A PROMPT may ask for anything."
+        )
+    return spec.tasks[task]
+
+
+def _messages(words: str, system: str | None, images: Sequence[str]) -> tuple[Message, ...]:
+    from kaminari_core.flow import Message, TextPart
+
+    user = Message("user", (*map(_picture, images), TextPart(words)))
+    return (user,) if system is None else (Message("system", (TextPart(system),)), user)
+
+
+def _picture(path: str) -> ImagePart:
+    from kaminari_core.flow import ImagePart
+
+    try:
+        return ImagePart(Path(path).read_bytes(), name=path)
+    except OSError as error:
+        raise UsageError(f"the picture {path!r} cannot be read: {error.strerror}") from error
+
+
+def _config(messages: Sequence[Message], values: Mapping[str, Any]) -> EngineConfig:
+    """The engine's settings, with a cache no longer than this request can need unless a length was given."""
+    config = engine_config(**values)
+    if values["max_length"] is not None:
+        return config
+    return dataclasses.replace(config, max_length=_needed_length(messages, config))
+
+
+def _needed_length(messages: Sequence[Message], config: EngineConfig) -> int:
+    """Cache positions that prompt and reply cannot exceed, as a power of two so that few lengths are ever compiled.
+
+    A byte of text is at most one token.
+    """
+    from kaminari_core.flow import ImagePart
+
+    parts = [part for message in messages for part in message.parts]
+    pictures = sum(isinstance(part, ImagePart) for part in parts)
+    text = sum(len(part.text.encode()) for part in parts if not isinstance(part, ImagePart))
+    needed = TEMPLATE_TOKENS + text + pictures * (config.visual_tokens + 2) + config.max_tokens
+    return 1 << (needed - 1).bit_length()
+
+
+def _opened(registry: Registry, spec: ModelSpec, folder: Path, config: EngineConfig) -> contextlib.closing[Engine]:
+    from kaminari_core.launch import open_engine
+
+    with terminal_progress() as progress:
+        return contextlib.closing(open_engine(registry, spec.name, str(folder), config, progress))
+
+
+def _sampling(engine: Engine, start: str, drawing: Mapping[str, Any]) -> Sampling:
+    """The settings that `--sampling` names, with the options that were given on top."""
+    from kaminari_core.flow import Sampling
+
+    given = {name: value for name, value in drawing.items() if value is not None}
+    return dataclasses.replace(engine.model.sampling_defaults if start == "checkpoint" else Sampling(), **given)
+
+
+def _request(messages: tuple[Message, ...], sampling: Sampling, stop: tuple[str, ...]) -> Request:
+    from kaminari_core.flow import Request
+
+    return Request(messages, stop=stop, sampling=sampling)
+
+
+def _stream(engine: Engine, request: Request) -> None:
+    from kaminari_core.flow import Delta, Failed, Finished
+
+    text = ""
+    for event in engine.stream(request):
+        if isinstance(event, Delta):
+            click.echo(event.text, nl=False)
+            text += event.text
+        if isinstance(event, Finished | Failed) and text and not text.endswith("\n"):
+            click.echo()
+        if isinstance(event, Failed):
+            raise event.error
+        if isinstance(event, Finished):
+            _note_cut(event.result)
+
+
+def _note_cut(result: Result) -> None:
+    """Say on stderr when the text ends where a limit was, not where the model ended it."""
+    if result.finish_reason == "length":
+        flag = "--max-tokens" if result.finish_detail == "max_tokens" else "--max-length"
+        click.echo(f"note: the reply was cut after {result.usage.completion_tokens} tokens ({flag})", err=True)
+
+
+def _report(result: Result) -> dict[str, Any]:
+    facts = dataclasses.asdict(result)
+    return {name: facts[name] for name in ("text", "finish_reason", "usage", "timings", "saw")}
