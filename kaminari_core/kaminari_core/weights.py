@@ -1,0 +1,339 @@
+"""Streams a safetensors checkpoint into a module built on the meta device.
+
+The seam: a model package knows what its tensors are called and how they are fused; this file knows files. A package hands over
+its module and a list of `Rule`s; every name, shape and file is checked from the headers before a byte of data is read, and then
+the tensors are copied a few megabytes at a time straight to their place. So a load takes the memory of the weights and little
+more, and a checkpoint that does not fit the model fails at once with the names that are wrong.
+
+Pages of a mapped file count as resident memory of the process for as long as the mapping lives, which would double the peak of
+a single-file checkpoint; so a file is opened anew for every batch of runs. (safetensors' `pread` backend is no way out: its
+slices read the whole tensor each time.)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from kaminari_core.errors import CheckpointError
+from kaminari_core.protocols import Progress
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+_RUN_BYTES = 32 * 2**20
+_MAPPED_BYTES = 256 * 2**20
+_SHOWN = 5
+_FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Where the checkpoint tensors whose whole name matches `pattern` go.
+
+    `target` is the parameter's name in the module, a template for `re.Match.expand`. `rows`, (start, stop), makes the tensor that
+    part of a fused parameter along its first dimension; the parts must cover the parameter. `transposed` says that the last
+    two dimensions may stand the other way round on disk; the tensor's own shape decides, as in transformers.
+    """
+
+    pattern: str
+    target: str
+    rows: tuple[int, int] | None = None
+    transposed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One tensor of the checkpoint, as its file's header describes it."""
+
+    name: str
+    file: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """One tensor and its place: rows [start, stop) of `target`, or all of it when `rows` is None."""
+
+    entry: _Entry
+    target: str
+    rows: tuple[int, int] | None
+    transposed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Rows [start, stop) of one tensor on disk."""
+
+    copy: _Copy
+    start: int
+    stop: int
+    bytes: int
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What to copy, and what is wrong with the checkpoint."""
+
+    copies: list[_Copy] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+def load_weights(
+    module: nn.Module,
+    directory: Path,
+    rules: Sequence[Rule],
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    ties: Mapping[str, str] | None = None,
+    ignore: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> None:
+    """Fill every parameter of `module`, which is on meta, from the safetensors files of `directory`.
+
+    Parameters end up on `device`, as `dtype`, without gradients. `ties` maps a parameter to the one whose tensor it shares when
+    the checkpoint has no tensor of its own; when it has one that is equal, the two are shared as well, and when it differs, both
+    are kept and a warning is logged, as in transformers. Tensors whose whole name matches a pattern of `ignore` are skipped.
+    `progress` is called as `("weights", bytes done, bytes in all)`.
+
+    Raises CheckpointError for files that are missing or damaged, and for tensors that are missing, unexpected or of another shape
+    than the model's; the message names the first few and counts the rest.
+    """
+    ties = ties or {}
+    expected = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    entries = _read_headers(directory)
+    plan = _plan(entries, expected, rules, ignore)
+    missing = _missing(plan.copies, expected)
+    absent = {target: source for target, source in ties.items() if target in missing and source not in missing}
+    _raise_for(directory, plan, [name for name in missing if name not in absent])
+    placed = _copy_all(plan.copies, expected, device, dtype, progress)
+    for name, tensor in placed.items():
+        _set_parameter(module, name, nn.Parameter(tensor, requires_grad=False))
+    for target, source in ties.items():
+        _tie(module, target, source, own=target not in absent)
+    left = [name for name, tensor in _tensors(module) if tensor.is_meta]
+    assert not left, f"tensors left on meta after loading: {left}"
+
+
+def read_json(directory: Path, name: str) -> dict[str, Any]:
+    """The JSON object in one of a checkpoint's files. Raises CheckpointError when it is missing or is not one."""
+    path = directory / name
+    if not directory.is_dir():
+        raise CheckpointError(f"the checkpoint {directory} is not a directory")
+    if not path.is_file():
+        raise CheckpointError(f"the checkpoint {directory} has no {name}; found: {_listing(directory)}")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} is not a JSON file: {error}") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} holds a JSON {type(value).__name__}, but must hold an object")
+    return value
+
+
+def _files(directory: Path) -> list[Path]:
+    """The checkpoint's tensor files: the single file when there is one, else the shards of the index."""
+    if (directory / SINGLE_FILE).is_file():
+        return [directory / SINGLE_FILE]
+    if not (directory / INDEX_FILE).is_file():
+        raise CheckpointError(
+            f"the checkpoint {directory} has neither {SINGLE_FILE} nor {INDEX_FILE}; found: {_listing(directory)}. "
+            "Only the safetensors format is read"
+        )
+    files = sorted({directory / str(file) for file in _weight_map(directory).values()})
+    gone = [file.name for file in files if not file.is_file()]
+    if gone:
+        raise CheckpointError(
+            f"{INDEX_FILE} of {directory} names {_few(gone)} that are missing; download the checkpoint again"
+        )
+    return files
+
+
+def _weight_map(directory: Path) -> dict[str, str]:
+    names = read_json(directory, INDEX_FILE).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise CheckpointError(f"{directory / INDEX_FILE} has no weight_map with tensors in it")
+    return names
+
+
+def _read_headers(directory: Path) -> dict[str, _Entry]:
+    entries: dict[str, _Entry] = {}
+    for file in _files(directory):
+        with _opened(file) as tensors:
+            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
+                if name in entries:
+                    raise CheckpointError(
+                        f"{name} is in both {entries[name].file} and {file}; one of them does not belong"
+                    )
+                view = tensors.get_slice(name)
+                entries[name] = _Entry(name, file, tuple(view.get_shape()), view.get_dtype())
+    if not (directory / SINGLE_FILE).is_file():
+        lost = [f"{name} ({file})" for name, file in _weight_map(directory).items() if name not in entries]
+        if lost:
+            raise CheckpointError(
+                f"{directory / INDEX_FILE} places tensors in shards that do not have them: {_few(lost)}"
+            )
+    return entries
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """Open one safetensors file; whatever is wrong with it becomes a CheckpointError that names it."""
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} is damaged or incomplete ({error}); download it again") from error
+
+
+def _plan(
+    entries: Mapping[str, _Entry], expected: Mapping[str, tuple[int, ...]], rules: Sequence[Rule], ignore: Sequence[str]
+) -> _Plan:
+    plan = _Plan()
+    compiled = [(re.compile(rule.pattern), rule) for rule in rules]
+    ignored = [re.compile(pattern) for pattern in ignore]
+    for name, entry in entries.items():
+        if any(pattern.fullmatch(name) for pattern in ignored):
+            continue
+        found = next(((match, rule) for pattern, rule in compiled if (match := pattern.fullmatch(name))), None)
+        target = found[0].expand(found[1].target) if found else ""
+        if found is None or target not in expected:
+            plan.unexpected.append(name)
+            continue
+        _place(plan, entry, target, found[1], expected[target])
+    return plan
+
+
+def _place(plan: _Plan, entry: _Entry, target: str, rule: Rule, shape: tuple[int, ...]) -> None:
+    if rule.rows is not None:
+        shape = (rule.rows[1] - rule.rows[0], *shape[1:])
+    turned = rule.transposed and entry.shape != shape
+    fits = entry.shape == ((*shape[:-2], shape[-1], shape[-2]) if turned else shape)
+    if not fits:
+        plan.wrong.append(f"{entry.name} is {list(entry.shape)}, but the model has {list(shape)}")
+    elif entry.dtype not in _FLOATS:
+        plan.wrong.append(f"{entry.name} is {entry.dtype}, but must be one of {', '.join(_FLOATS)}")
+    plan.copies.append(_Copy(entry, target, rule.rows, turned))
+
+
+def _missing(copies: Iterable[_Copy], expected: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """The parameters that no tensor fills, or only in part."""
+    filled = dict.fromkeys(expected, 0)
+    for copy in copies:
+        filled[copy.target] += expected[copy.target][0] if copy.rows is None else copy.rows[1] - copy.rows[0]
+    over = [name for name, rows in filled.items() if rows > expected[name][0]]
+    assert not over, f"two rules fill the same rows of {over}"
+    return [name for name, rows in filled.items() if rows < expected[name][0]]
+
+
+def _raise_for(directory: Path, plan: _Plan, missing: list[str]) -> None:
+    problems = [("missing from it", missing), ("in it that the model does not have", plan.unexpected)]
+    lines = [f"{len(names)} tensors are {where}: {_few(names)}" for where, names in problems if names]
+    if plan.wrong:
+        lines.append(f"{len(plan.wrong)} tensors do not fit: {_few(plan.wrong)}")
+    if lines:
+        raise CheckpointError(f"the checkpoint {directory} is not what its config.json describes: " + "; ".join(lines))
+
+
+def _copy_all(
+    copies: Sequence[_Copy],
+    expected: Mapping[str, tuple[int, ...]],
+    device: torch.device,
+    dtype: torch.dtype,
+    progress: Progress | None,
+) -> dict[str, Tensor]:
+    placed: dict[str, Tensor] = {}
+    done, total = 0, sum(_bytes(copy.entry) for copy in copies)
+    for batch in _batches(copies):
+        with _opened(batch[0].copy.entry.file) as tensors:
+            for run in batch:
+                target = run.copy.target
+                if target not in placed:
+                    placed[target] = torch.empty(expected[target], device=device, dtype=dtype)
+                _fill(placed[target], tensors.get_slice(run.copy.entry.name), run)
+                done += run.bytes
+                if progress is not None:
+                    progress("weights", done, total)
+    return placed
+
+
+def _batches(copies: Sequence[_Copy]) -> Iterator[list[_Run]]:
+    """Runs in the order of the files, in lists of one file and at most about `_MAPPED_BYTES` each."""
+    batch: list[_Run] = []
+    for copy in sorted(copies, key=lambda copy: copy.entry.file):
+        for run in _runs(copy):
+            full = sum(earlier.bytes for earlier in batch) + run.bytes > _MAPPED_BYTES
+            if batch and (full or batch[0].copy.entry.file != copy.entry.file):
+                yield batch
+                batch = []
+            batch.append(run)
+    if batch:
+        yield batch
+
+
+def _runs(copy: _Copy) -> Iterator[_Run]:
+    """One tensor in runs of rows, so that only one run of it is in memory twice."""
+    count, size = copy.entry.shape[0], _bytes(copy.entry)
+    step = max(1, _RUN_BYTES * count // max(1, size))
+    for start in range(0, count, step):
+        stop = min(count, start + step)
+        yield _Run(copy, start, stop, size * (stop - start) // count)
+
+
+def _fill(whole: Tensor, source: Any, run: _Run) -> None:
+    rows = source[run.start : run.stop]
+    first = run.start + (run.copy.rows[0] if run.copy.rows else 0)
+    whole[first : first + len(rows)] = rows.transpose(-1, -2) if run.copy.transposed else rows
+
+
+def _tie(module: nn.Module, target: str, source: str, *, own: bool) -> None:
+    shared = module.get_parameter(source)
+    if own and not torch.equal(module.get_parameter(target), shared):
+        _log.warning(
+            "config.json ties %s to %s, but the checkpoint has different tensors for them: both are kept",
+            target,
+            source,
+        )
+        return
+    _set_parameter(module, target, shared)
+
+
+def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    path, _, leaf = name.rpartition(".")
+    setattr(module.get_submodule(path), leaf, parameter)
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _bytes(entry: _Entry) -> int:
+    size = _FLOATS[entry.dtype]
+    for length in entry.shape:
+        size *= length
+    return size
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _listing(directory: Path) -> str:
+    return _few(sorted(path.name for path in directory.iterdir())) or "nothing"
