@@ -11,7 +11,7 @@ import logging
 import re
 from pathlib import Path
 
-from kaminari_core.errors import CheckpointError
+from kaminari_core.errors import CheckpointError, UnknownNameError, UsageError
 from kaminari_core.registry import Registry, unknown_name
 from kaminari_core.specs import ModelSpec
 
@@ -26,7 +26,8 @@ def resolve(registry: Registry, model: str, checkpoint: str | None) -> tuple[Mod
 
     `model` is a name that a plugin offers, or a directory whose config.json names a `model_type`; such a directory is the
     checkpoint as well unless another one is given. `checkpoint` is a name bundled with the model, a directory, or a hub id
-    `owner/name`; None takes the first bundled one. Raises UnknownNameError or CheckpointError.
+    `owner/name`; None takes the first bundled one. Raises UsageError for what names nothing, CheckpointError for what is no
+    checkpoint of that model.
     """
     folder = Path(model)
     if model not in registry.models and folder.is_dir():
@@ -35,14 +36,14 @@ def resolve(registry: Registry, model: str, checkpoint: str | None) -> tuple[Mod
     spec = registry.model(model)
     if checkpoint is None:
         if not spec.bundled:
-            raise CheckpointError(f"the model {spec.name!r} brings no checkpoint; give one with --checkpoint")
+            raise UsageError(f"the model {spec.name!r} brings no checkpoint; give one with --checkpoint")
         checkpoint = next(iter(spec.bundled))
         logger.warning("no --checkpoint was given: using %r, which comes with the plugin", checkpoint)
     return spec, resolve_checkpoint(spec, checkpoint)
 
 
 def resolve_checkpoint(spec: ModelSpec, checkpoint: str) -> Path:
-    """The directory that `checkpoint` means for a model. Raises CheckpointError.
+    """The directory that `checkpoint` means for a model. Raises UsageError or CheckpointError as `resolve` does.
 
     A bundled name wins over a directory of the same name, which can be written `./name`.
     """
@@ -57,10 +58,10 @@ def resolve_checkpoint(spec: ModelSpec, checkpoint: str) -> Path:
             )
         return folder
     if folder.exists():
-        raise CheckpointError(f"{folder} is a file; give the directory that holds config.json and the weights")
+        raise UsageError(f"{folder} is a file; give the directory that holds config.json and the weights")
     if _HUB_ID.fullmatch(checkpoint):
         return _download(checkpoint)
-    raise CheckpointError(
+    raise UnknownNameError(
         f"{unknown_name('directory or bundled checkpoint', checkpoint, spec.bundled)} "
         f"A checkpoint on the Hugging Face hub is written owner/name."
     )

@@ -6,7 +6,6 @@ code, for plugins' commands as well. Nothing here imports torch, so that `kamina
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from typing import Any
@@ -15,7 +14,6 @@ import click
 
 from kaminari_core import __version__
 from kaminari_core.errors import KaminariError, UsageError
-from kaminari_core.options import option
 from kaminari_core.registry import Registry, load_registry, selected_plugins
 
 INTERRUPTED = 130
@@ -65,16 +63,8 @@ def program(registry: Registry) -> Program:
 
     @click.group(cls=Program, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
     @click.version_option(__version__, prog_name="kaminari", message="%(prog)s %(version)s")
-    @option(
-        "--log-level",
-        type=click.Choice(["debug", "info", "warning", "error"]),
-        default="warning",
-        show_default=True,
-        help="What is logged to stderr.",
-    )
-    def kaminari(log_level: str) -> None:
+    def kaminari() -> None:
         """Run vision-language models on one small card, or on none."""
-        logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(message)s", stream=sys.stderr)
 
     assert isinstance(kaminari, Program)
     kaminari.context_settings["obj"] = registry.add_commands(kaminari)

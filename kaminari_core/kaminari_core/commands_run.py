@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,6 +58,13 @@ TEMPLATE_TOKENS = 256
     help="What the options above start from: greedy, or the checkpoint's own generation settings.",
 )
 @option("--stop", multiple=True, metavar="TEXT", help="End the reply before this text; may be given several times.")
+@option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="warning",
+    show_default=True,
+    help="What is logged to stderr.",
+)
 @engine_options({"slots": 1, "max_length": None}, shown={"max_length": "what the request can need"})
 @click.pass_obj
 def run(
@@ -68,6 +77,7 @@ def run(
     task: str | None,
     system: str | None,
     as_json: bool,
+    log_level: str,
     **values: Any,
 ) -> None:
     """Answer one request: pictures with a task or a PROMPT, or a PROMPT alone.
@@ -75,6 +85,7 @@ def run(
     The text is streamed to stdout. The exit code is 0 after a reply, 2 for options that cannot be used, 1 for any other
     failure.
     """
+    logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(message)s", stream=sys.stderr)
     drawing = {name: values.pop(name) for name in ("temperature", "top_p", "top_k", "seed")}
     start, stop = values.pop("sampling"), tuple(values.pop("stop"))
     # Everything that can be wrong with the request is told before a model is loaded.
@@ -128,10 +139,10 @@ def _config(messages: Sequence[Message], values: Mapping[str, Any]) -> EngineCon
     config = engine_config(**values)
     if values["max_length"] is not None:
         return config
-    return dataclasses.replace(config, max_length=_needed_length(messages, config))
+    return dataclasses.replace(config, max_length=needed_length(messages, config))
 
 
-def _needed_length(messages: Sequence[Message], config: EngineConfig) -> int:
+def needed_length(messages: Sequence[Message], config: EngineConfig) -> int:
     """Cache positions that prompt and reply cannot exceed, as a power of two so that few lengths are ever compiled.
 
     A byte of text is at most one token.
