@@ -253,10 +253,10 @@ def write_shards(out: Path, tensors: Iterator[tuple[str, Tensor]], shard_bytes: 
         total += tensor.nbytes
     flush()
     rename = shard_name(len(files))
-    for index, file in enumerate(files):
-        file.rename(out / rename(index))
+    for number, file in enumerate(files):
+        file.rename(out / rename(number))
     if len(files) > 1:
-        weight_map = {name: rename(index) for index, group in enumerate(names) for name in group}
+        weight_map = {name: rename(number) for number, group in enumerate(names) for name in group}
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (out / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 

@@ -48,7 +48,7 @@ class Experts(nn.Module):
         """(N, H) to (N, H), one expert at a time over the tokens that chose it; waits for the device to know which."""
         weights, chosen = self.route(x)
         out = torch.zeros_like(x)
-        for expert in chosen.unique().tolist():
+        for expert in sorted(set(chosen.flatten().tolist())):
             token, choice = torch.where(chosen == expert)
             gate, up = F.linear(x[token], self.gate_up_proj[expert]).chunk(2, dim=-1)
             part = F.linear(F.silu(gate) * up, self.down_proj[expert])
@@ -86,8 +86,11 @@ class Block(nn.Module):
             config.hidden, config.heads, config.kv_heads, config.head_dim, rotate_half_split, norm_eps=config.norm_eps
         )
         self.post_attention_layernorm = RMSNorm(config.hidden, config.norm_eps)
-        sparse = config.experts is not None and index in config.experts.layers
-        self.mlp = Experts(config.hidden, config.experts) if sparse else DenseMLP(config.hidden, config.intermediate)
+        self.mlp: Experts | DenseMLP
+        if config.experts is not None and index in config.experts.layers:
+            self.mlp = Experts(config.hidden, config.experts)
+        else:
+            self.mlp = DenseMLP(config.hidden, config.intermediate)
 
     def prefill(self, hidden: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
         """Prompt positions [start, start + S) of one slot; see `kaminari_core.layers.Attention.prefill`."""
