@@ -25,11 +25,14 @@ class Spec:
 
     def load(self) -> Any:
         """Import and return the target. Raises PluginError naming the spec when that fails."""
-        module, _, attribute = self.target.partition(":")
+        return self._import(self.target)
+
+    def _import(self, target: str) -> Any:
+        module, _, attribute = target.partition(":")
         try:
             return getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
-            raise PluginError(f"{self.name!r} names the target {self.target!r}, which cannot be loaded: {error}") from error
+            raise PluginError(f"{self.name!r} names the target {target!r}, which cannot be loaded: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,12 @@ class ModelSpec(Spec):
     bundled: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     tasks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     reference: str | None = None
+
+    def load_reference(self) -> Any:
+        """Import and return the callable that loads the stock implementation. Raises PluginError when there is none."""
+        if self.reference is None:
+            raise PluginError(f"the model {self.name!r} names no stock implementation to compare with")
+        return self._import(self.reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

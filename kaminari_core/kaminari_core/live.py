@@ -1,0 +1,109 @@
+"""The engine's mutable record of one request, from prepared to ended.
+
+State machine, and who moves it (always in the engine thread):
+
+    waiting     in Loop.waiting: prepared, holds nothing        Engine puts it there
+    admitted    in Loop.admitted: a slot is claimed at its       the scheduler's answer, acted on by Loop
+                first chunk, `length` grows chunk by chunk
+    decoding    in Loop.rows, row == slot: one token per step    Loop, when the prompt is complete
+    finished    the reply ended by itself or by a limit          Loop, from what Reply.take found
+    cancelled   the caller left                                  Engine.cancel, acted on between two steps
+    failed      prepare, prefill or decode raised                Loop, or Engine for prepare
+
+The last three hold no slot and have sent their last event.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from kaminari_core.flow import Embedded, Event, FinishDetail, Prepared, Request, Result, Timings, Usage
+from kaminari_core.protocols import Detokenizer, ModelShape
+from kaminari_core.reply import REASONS, Reply
+from kaminari_core.sampling import RowSampler
+from kaminari_core.stats import peak_memory
+
+Sink = Callable[[Event], None]
+"""Takes the events of one request, in order, from the engine thread or a prepare thread. It must not block."""
+
+
+class Live:
+    """One request inside the engine.
+
+    `length` counts the cache positions it fills, `position` is the rotary position of the next token to feed, `last` that
+    token's id, `slot` its cache row (-1 while it has none).
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        send: Sink,
+        shape: ModelShape,
+        detokenizer: Detokenizer,
+        device: torch.device,
+        *,
+        submitted: float,
+        max_length: int,
+        max_tokens: int,
+    ) -> None:
+        self.prepared, self.send = prepared, send
+        self.submitted, self.ready = submitted, time.monotonic()
+        self.admitted = self.first_token = self.last_token = 0.0
+        self.sampling = self.finalize = 0.0
+        self.slot, self.length, self.position, self.last = -1, 0, prepared.next_position, -1
+        self.embedded: Embedded | None = None
+        self.batch_size = 0
+        request = prepared.request
+        # The first token needs no cache position: it comes from the prompt's last.
+        room = max_length - prepared.length + 1
+        limit = request.max_tokens or max_tokens
+        detail: FinishDetail = "max_tokens" if limit <= room else "context_full"
+        end_tokens = () if request.ignore_end else frozenset(shape.end_tokens)
+        self.reply = Reply(detokenizer, request.stop, end_tokens, min(limit, room), detail)
+        self.sampler = RowSampler(request.sampling, prepared.tokens, shape.vocabulary, device)
+
+    @property
+    def request(self) -> Request:
+        """The request as it was submitted."""
+        return self.prepared.request
+
+    def note_token(self, now: float, sampling: float) -> None:
+        """Record when a token was chosen and this row's share of the time choosing took."""
+        self.first_token = self.first_token or now
+        self.last_token = now
+        self.sampling += sampling
+
+    def result(self, now: float, device: torch.device) -> Result:
+        """The whole reply, once `reply.finish` is set."""
+        assert self.reply.finish is not None, "an unfinished reply has no result"
+        return Result(
+            request_id=self.request.id,
+            text=self.reply.text,
+            tokens=tuple(self.reply.tokens),
+            finish_reason=REASONS[self.reply.finish],
+            finish_detail=self.reply.finish,
+            usage=Usage(self.prepared.length, self.prepared.image_tokens, self.reply.generated),
+            timings=self._timings(now, device),
+            saw=self.prepared.saw,
+            batch_size=self.batch_size,
+        )
+
+    def _timings(self, now: float, device: torch.device) -> Timings:
+        decode = self.last_token - self.first_token
+        total = now - self.submitted
+        return Timings(
+            prepare=self.prepared.seconds,
+            queue=(self.admitted or now) - self.ready,
+            prefill=self.first_token - self.admitted if self.first_token else 0.0,
+            ttft=self.first_token - self.submitted if self.first_token else 0.0,
+            decode=decode,
+            sampling=self.sampling,
+            finalize=self.finalize,
+            total=total,
+            tokens_per_s=(self.reply.generated - 1) / decode if decode > 0 else 0.0,
+            images_per_s=len(self.prepared.saw) / total if total > 0 else 0.0,
+            memory=peak_memory(device),
+        )

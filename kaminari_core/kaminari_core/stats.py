@@ -1,0 +1,41 @@
+"""Counters of one engine, read by front ends. Plain numbers: nothing here knows a metrics system."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A consistent-enough snapshot for people and gauges.
+
+    `preparing`, `waiting` and `running` are requests; `finished` maps finish reasons (and `failed`) to requests; `compiles`
+    is how many graphs the decode step has compiled; `rows` is the sum of live rows over all `steps`, so rows / steps is the
+    mean batch.
+    """
+
+    preparing: int
+    waiting: int
+    running: int
+    slots: int
+    slots_busy: int
+    steps: int
+    rows: int
+    prompt_tokens: int
+    generated_tokens: int
+    compiles: int
+    finished: Mapping[str, int]
+
+
+def peak_memory(device: torch.device) -> int:
+    """Peak bytes of the device allocator on CUDA, of the whole process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts in KiB, macOS in bytes (getrusage(2) of each).
+    return peak if sys.platform == "darwin" else peak * 1024
