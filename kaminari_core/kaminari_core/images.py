@@ -220,7 +220,7 @@ def _flatten(image: ImageFile.ImageFile) -> Image.Image:
     if image.mode[0] in "IF":
         return _from_deep(image)
     if not image.has_transparency_data:
-        return image.convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")
     if image.mode == "RGB" and isinstance(image, PngImagePlugin.PngImageFile):
         _match_depth(image)
     layers = image.convert("RGBA")

@@ -69,7 +69,8 @@ class ImageProcessor:
         headers = [read_header(part.data, part.name) for part in parts]
         check_limits(headers, self.config)
         seen = []
-        for header in headers:
+        while headers:
+            header = headers.pop(0)  # which holds its decoded pixels from here on, so only one at a time is kept
             picture = decode(header)
             layout = self.layout(*picture.image.size, name=header.name)
             canvas = fit_picture(picture.image, layout, self.resample)
