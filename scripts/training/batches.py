@@ -1,0 +1,215 @@
+"""Training batches of equal canvas size, drawn from the page generator without end.
+
+Shapes: B pictures, N patches each, V = N / 4 visual tokens, S sequence length, A answer length with its end token.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from make_pages import CHARACTERS, Picture, Words, draw_line, draw_receipt, draw_style
+from training import prompt
+from training.canvas import place
+from training.forward import SLOTS, cut_patches
+
+IGNORED = -100
+_CLASS = {character: index + 1 for index, character in enumerate(CHARACTERS)}
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Shares of the picture kinds and of the prompts.
+
+    `glimpse` one to three characters; `line`, `scramble` single lines; `few` two to four lines; `receipt` up to sixteen.
+    `spoken` is the share of batches whose prompt has a text. `pitch` bounds the distance of baselines in pixels.
+    """
+
+    glimpse: float = 0.0
+    line: float = 1.0
+    scramble: float = 0.0
+    few: float = 0.0
+    receipt: float = 0.0
+    spoken: float = 0.2
+    pitch: tuple[float, float] = (22.0, 34.0)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One picture on its canvas with its targets.
+
+    `canvas` (H, W) uint8; `characters` and `spaced` (N, 3): class of each character whose centre lies in a patch, zero for
+    none, and whether a space stands before it; `blocks` (A - 1,): visual token of each character, -1 for spaces.
+    """
+
+    canvas: NDArray[np.uint8]
+    grid: tuple[int, int]
+    text: str
+    characters: NDArray[np.int64]
+    spaced: NDArray[np.float32]
+    blocks: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Tensors of a training step: see `Sample`; `ids` (B, S), `labels` (B, A), `reading` and `next` (B, A) visual tokens."""
+
+    patches: Tensor
+    grid: tuple[int, int]
+    characters: Tensor
+    spaced: Tensor
+    ids: Tensor
+    positions: Tensor
+    answer: int
+    labels: Tensor
+    reading: Tensor
+    upcoming: Tensor
+
+
+def prepare(picture: Picture) -> Sample:
+    """Lay a picture on its canvas and say which patch and block each character falls in."""
+    placed = place(picture.pixels)
+    columns = placed.grid[1]
+    centres = picture.centres * placed.scale + placed.offset
+    printed = ~np.isnan(centres[:, 0])
+    across = np.floor(np.nan_to_num(centres[:, 0]) / 16).astype(np.int64).clip(0, 2 * columns - 1)
+    down = np.floor(np.nan_to_num(centres[:, 1]) / 16).astype(np.int64).clip(0, 2 * placed.grid[0] - 1)
+    blocks = (down // 2) * columns + across // 2
+    patches = blocks * 4 + (down % 2) * 2 + across % 2
+    count = placed.grid[0] * columns * 4
+    characters = np.zeros((count, SLOTS), np.int64)
+    spaced = np.zeros((count, SLOTS), np.float32)
+    filled = np.zeros(count, np.int64)
+    for index, character in enumerate(picture.text):
+        patch = patches[index]
+        if printed[index] and filled[patch] < SLOTS:
+            characters[patch, filled[patch]] = _CLASS[character]
+            spaced[patch, filled[patch]] = index > 0 and picture.text[index - 1] == " "
+            filled[patch] += 1
+    return Sample(placed.pixels, placed.grid, picture.text, characters, spaced, np.where(printed, blocks, -1))
+
+
+def draw_picture(random: np.random.Generator, words: Words, mix: Mix) -> Picture:
+    """Draw one picture of a mix."""
+    shares = np.array([mix.glimpse, mix.line, mix.scramble, mix.few, mix.receipt])
+    kind = int(random.choice(5, p=shares / shares.sum()))
+    style = draw_style(random)
+    if kind == 0:
+        text = words.scramble(3) if random.random() < 0.7 else words.digits(int(random.integers(1, 4)))
+        return draw_line(text, style, random)
+    if kind in (1, 2):
+        return draw_line(words.line() if kind == 1 else words.scramble(), style, random)
+    pitch = max(float(random.uniform(*mix.pitch)), 1.15 * style.size)
+    if kind == 3:
+        return draw_receipt(
+            words, style, random, int(random.integers(2, 5)), int(random.integers(130, 289)), pitch, 0.2
+        )
+    count = int(random.integers(4, 17))
+    return draw_receipt(words, style, random, count, int(random.integers(160, 289)), min(pitch, 480 / count), 0.1)
+
+
+def picture_positions(before: int, grid: tuple[int, int], after: int) -> Tensor:
+    """Give the three rows of rotary positions (3, S) of `before` text tokens, a picture, then `after` text tokens."""
+    rows, columns = grid
+    head = torch.arange(before).expand(3, -1)
+    down = torch.arange(rows).repeat_interleave(columns)
+    picture = before + torch.stack([torch.zeros_like(down), down, torch.arange(columns).repeat(rows)])
+    tail = before + max(grid) + torch.arange(after).expand(3, -1)
+    return torch.cat([head, picture, tail], dim=1)
+
+
+def _guides(sample: Sample) -> tuple[list[int], list[int]]:
+    """Give, per answer step, the visual token of the character just read and of the one to come; -1 when there is none."""
+    reading, last = [-1], -1
+    for block in sample.blocks:
+        last = int(block) if block >= 0 else last
+        reading.append(last)
+    upcoming = [last]
+    following = last
+    for text, block in zip(reversed(sample.text), reversed(sample.blocks), strict=True):
+        following = int(block) if block >= 0 else following
+        upcoming.append(-2 if text == "\n" else following)
+    upcoming.reverse()
+    return reading, [reading[index] if block == -2 else block for index, block in enumerate(upcoming)]
+
+
+def collate(samples: list[Sample], text: str, longest: int) -> Batch:
+    """Make the tensors of a step from samples of one grid and one prompt text, answers padded to `longest` tokens."""
+    grid = samples[0].grid
+    tokens = grid[0] * grid[1]
+    start = prompt.prompt_ids([tokens], text)
+    answers = [[*prompt.encode(sample.text), prompt.IM_END] for sample in samples]
+    size = (len(samples), longest)
+    labels, reading, upcoming = (torch.full(size, fill) for fill in (IGNORED, -1, -1))
+    ids = torch.full((len(samples), len(start) + longest - 1), prompt.ENDOFTEXT)
+    ids[:, : len(start)] = torch.tensor(start)
+    for row, (sample, answer) in enumerate(zip(samples, answers, strict=True)):
+        labels[row, : len(answer)] = torch.tensor(answer)
+        ids[row, len(start) : len(start) + len(answer) - 1] = torch.tensor(answer[:-1])
+        seen, coming = _guides(sample)
+        reading[row, : len(answer)] = torch.tensor(seen)
+        upcoming[row, : len(answer)] = torch.tensor(coming)
+    before = start.index(prompt.IMAGE_PAD)
+    return Batch(
+        patches=cut_patches(torch.from_numpy(np.stack([sample.canvas for sample in samples]))),
+        grid=grid,
+        characters=torch.from_numpy(np.stack([sample.characters for sample in samples])),
+        spaced=torch.from_numpy(np.stack([sample.spaced for sample in samples])),
+        ids=ids,
+        positions=picture_positions(before, grid, ids.shape[1] - before - tokens),
+        answer=len(start) - 1,
+        labels=labels,
+        reading=reading,
+        upcoming=upcoming,
+    )
+
+
+def cost(tokens: int, characters: int) -> float:
+    """Give the work of training on a picture in units of one short-context decoder token.
+
+    Patches weigh two thirds of a decoder token, and both grow with the square of their number through attention; the
+    constants follow the matrix sizes and keep two processes of unlike batches in step.
+    """
+    patches, length = 4 * tokens, tokens + characters + 21
+    return 0.67 * patches * (1 + patches / 650) + length * (1 + length / 1500)
+
+
+class Stream:
+    """Endless batches of about equal `cost`."""
+
+    def __init__(self, seed: int, mix: Mix, budget: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.words = Words(self.random, held_out=False)
+        self.mix = mix
+        self.budget = budget
+        self.pools: dict[tuple[int, int, int], list[Sample]] = defaultdict(list)
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            sample = prepare(draw_picture(self.random, self.words, self.mix))
+            tokens = sample.grid[0] * sample.grid[1]
+            # Answers of like length share a batch, so that little of it is padding; all batches of a pool have one shape,
+            # because the matrix library keeps memory for every shape it meets.
+            width = 10 if tokens <= 32 else 40
+            longest = width * (len(sample.text) // width + 1)
+            pool = self.pools[(*sample.grid, longest)]
+            pool.append(sample)
+            if len(pool) * cost(tokens, longest) >= self.budget:
+                yield collate(pool, self._text(), longest)
+                pool.clear()
+
+    def _text(self) -> str:
+        if self.random.random() >= self.mix.spoken:
+            return ""
+        choice = self.random.random()
+        if choice < 0.5:
+            return prompt.TASKS[0]
+        if choice < 0.8:
+            return self.words.pick(list(prompt.TASKS))
+        return self.words.pick(list(prompt.QUESTIONS))
