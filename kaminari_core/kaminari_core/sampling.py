@@ -107,7 +107,7 @@ class RowSampler:
         if top_p < 1:
             # The smallest set that reaches top_p: a token stays if those before it do not reach it yet.
             chances = chances.masked_fill(chances.cumsum(dim=-1) - chances >= top_p, 0.0)
-        return tokens[self._pick(chances)]
+        return tokens.take(self._pick(chances))  # indexing with a tensor would read it on the host
 
     def _pick(self, chances: Tensor) -> Tensor:
         """Draw an index with probability proportional to `chances`.
