@@ -49,13 +49,14 @@ class CompiledLayer:
         self.compiles = 0
         inductor = torch._dynamo.lookup_backend("inductor")
 
-        def counted(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+        def counted(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
             self.compiles += 1
             compiled: Callable[..., Any] = inductor(graph, inputs)
             return compiled
 
         # Isolated: another engine in this process compiles the same code object under its own limit.
-        self._call = torch.compile(
+        compile: Callable[..., Callable[..., Tensor]] = torch.compile
+        self._call = compile(
             run_layer, fullgraph=True, dynamic=False, backend=counted, recompile_limit=limit, isolate_recompiles=True
         )
 
@@ -140,7 +141,7 @@ class DecodeCore:
 
         Running a step twice on the same inputs writes the same keys and values twice, so capture needs no copy of the cache.
         """
-        side = torch.cuda.Stream(self.model.device)
+        side = torch.cuda.Stream(self.model.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.model.device))
         with torch.cuda.stream(side):
             self._decode(bucket)

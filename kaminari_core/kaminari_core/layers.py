@@ -10,7 +10,7 @@ T cache positions, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -85,7 +85,7 @@ class Attention(nn.Module):
 
     def _project(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """hidden (..., H), tables (..., 1, D) to rotated q (..., Q, D), rotated k (..., K, D) and v (..., K, D)."""
-        joined = self.qkv_proj(hidden).unflatten(-1, (self.heads + 2 * self.kv_heads, self.head_dim))
+        joined = self.qkv_proj(hidden).view(*hidden.shape[:-1], -1, self.head_dim)
         q, k, v = joined.split((self.heads, self.kv_heads, self.kv_heads), dim=-2)
         return self.rotation(self.q_norm(q), cos, sin), self.rotation(self.k_norm(k), cos, sin), v
 
@@ -124,9 +124,9 @@ class Attention(nn.Module):
         keys[row, :, cursors] = k
         values[row, :, cursors] = v
         # (R, W, K, G, D) -> (R, K, G * W, D), the layout of the mask.
-        grouped = q.unflatten(2, (self.kv_heads, -1)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        grouped = q.reshape(rows, width, self.kv_heads, -1, self.head_dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
         out = F.scaled_dot_product_attention(grouped, keys[:rows, :, :length], values[:rows, :, :length], mask)
-        flat = out.unflatten(2, (-1, width)).permute(0, 3, 1, 2, 4).flatten(2)
+        flat = out.view(rows, self.kv_heads, -1, width, self.head_dim).permute(0, 3, 1, 2, 4).flatten(2)
         projected: Tensor = self.o_proj(flat)
         return projected
 
@@ -184,7 +184,8 @@ class Decoder(nn.Module):
         angles = rotary_angles(embedded.positions[:, start:stop], self._frequencies, self._axes)
         cos, sin = self._table(angles, hidden.dtype)
         for index, layer in enumerate(self.layers):
-            hidden = layer.prefill(hidden, cos, sin, cache.keys[index, slot], cache.values[index, slot], start)
+            block = cast(Block, layer)
+            hidden = block.prefill(hidden, cos, sin, cache.keys[index, slot], cache.values[index, slot], start)
             if index in embedded.after_layer:
                 hidden = hidden + embedded.after_layer[index][start:stop]
         logits: Tensor = self.lm_head(self.norm(hidden[-1:]))

@@ -192,7 +192,13 @@ class Reference(Protocol):
     """The stock implementation of a model, for parity checks and benchmarks."""
 
     def greedy(
-        self, prepared: Prepared, steps: int, *, mode: ReferenceMode = "dynamic", max_length: int = 0, logits: bool = False
+        self,
+        prepared: Prepared,
+        steps: int,
+        *,
+        mode: ReferenceMode = "dynamic",
+        max_length: int = 0,
+        logits: bool = False,
     ) -> ReferenceRun:
         """Decode `steps` tokens greedily, past end tokens. `static` compiles over a static cache of `max_length`."""
         ...

@@ -47,6 +47,11 @@ class Reply:
         """All text that has been released so far."""
         return "".join(self._pieces)
 
+    @property
+    def ended(self) -> bool:
+        """Whether the reply takes no more tokens."""
+        return self.finish is not None
+
     def alternative(self, token: int, logprob: float) -> Alternative:
         """A token with its bytes, for log-probability reports."""
         data = self._detokenizer.token_bytes(token)
@@ -56,7 +61,7 @@ class Reply:
         self, token: int, logprob: float | None = None, top: tuple[Alternative, ...] = ()
     ) -> tuple[str, tuple[Token, ...]]:
         """Add one generated token; returns the text that is now certain and the token, or no token for an end token."""
-        assert self.finish is None, "a finished reply takes no tokens"
+        assert not self.ended, "a finished reply takes no tokens"
         self.generated += 1
         if token in self._end_tokens:
             return self._close("end_token"), ()
@@ -64,7 +69,7 @@ class Reply:
         taken = Token(token, data.decode("utf-8", "replace"), data, logprob, top)
         self.tokens.append(taken)
         text = self._release(self._detokenizer.push(token))
-        if self.finish is None and self.generated >= self._limit:
+        if self.generated >= self._limit:
             text += self._close(self._at_limit)
         return text, (taken,)
 
@@ -80,10 +85,11 @@ class Reply:
         return safe
 
     def _close(self, detail: FinishDetail) -> str:
+        """Release what is held back; `detail` is why, unless a stop string ended the reply or is found in that."""
+        if self.ended:
+            return ""
         text = self._release(self._detokenizer.flush())
-        if self.finish is None:
-            held = self._stops.flush()
-            self._pieces.append(held)
-            text += held
-            self.finish = "stop_string" if self._stops.hit else detail
-        return text
+        held = self._stops.flush()
+        self._pieces.append(held)
+        self.finish = "stop_string" if self._stops.hit else detail
+        return text + held

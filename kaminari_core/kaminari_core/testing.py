@@ -96,7 +96,8 @@ class TinyBlock(nn.Module):
     def prefill(self, hidden: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
         """See layers.Block."""
         hidden = hidden + self.attention.prefill(self.attention_norm(hidden), cos, sin, keys, values, start)
-        return hidden + self.mlp(self.mlp_norm(hidden))
+        mixed: Tensor = self.mlp(self.mlp_norm(hidden))
+        return hidden + mixed
 
     def decode(
         self, hidden: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, cursors: Tensor, mask: Tensor
@@ -104,7 +105,8 @@ class TinyBlock(nn.Module):
         """See layers.Block."""
         normed = self.attention_norm(hidden)
         hidden = hidden + self.attention.decode(normed, cos, sin, keys, values, cursors, mask)
-        return hidden + self.mlp(self.mlp_norm(hidden))
+        mixed: Tensor = self.mlp(self.mlp_norm(hidden))
+        return hidden + mixed
 
 
 class TinyModel:

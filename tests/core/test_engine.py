@@ -319,23 +319,30 @@ def test_a_waiting_request_can_be_cancelled() -> None:
 
 def test_a_full_queue_refuses_and_the_accepted_finish() -> None:
     config = _config(slots=1, queue=4)
-    with _engine(EchoModel(config), config) as engine:
-        ends: list[Event] = []
-        accepted = refused = 0
+    opened = threading.Event()
+
+    def held_back(request: Request) -> list[int]:
+        assert opened.wait(30)
+        return [*b"fine", END_TOKEN]
+
+    ends: list[Event] = []
+    refusals: list[str] = []
+
+    def sink(event: Event) -> None:
+        if isinstance(event, Finished | Failed):
+            ends.append(event)
+
+    with _engine(EchoModel(config, held_back), config) as engine:
         for _ in range(20):
             try:
-                engine.submit(
-                    _ask("a" * 100, max_tokens=90),
-                    lambda event: ends.append(event) if isinstance(event, Finished | Failed) else None,
-                )
-                accepted += 1
+                engine.submit(_ask(""), sink)
             except QueueFullError as error:
-                assert "4" in str(error)
-                refused += 1
-        assert refused >= 15
+                refusals.append(str(error))
+        opened.set()
         engine.close(drain=30)
-    assert len(ends) == accepted >= 4
-    assert all(isinstance(end, Finished) for end in ends)
+    assert len(refusals) == 16
+    assert all("4 requests are waiting" in refusal for refusal in refusals)
+    assert [event.result.text for event in ends if isinstance(event, Finished)] == ["fine"] * 4
 
 
 def test_a_closed_engine_says_so_and_fails_what_was_open() -> None:

@@ -1,4 +1,4 @@
-"""What must hold on every device. Runs on the CPU by default; `KAMINARI_TEST_DEVICE=cuda` runs it on a card (`make gpu-check`)."""
+"""What must hold on every device: the CPU by default, a card with `KAMINARI_TEST_DEVICE=cuda` (`make gpu-check`)."""
 
 from __future__ import annotations
 
