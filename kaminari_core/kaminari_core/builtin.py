@@ -38,9 +38,10 @@ def kaminari_schedulers() -> Iterable[SchedulerSpec]:
 
 @hookimpl
 def kaminari_commands(cli: click.Group) -> None:
-    """The commands `models`, `plugins` and `run`."""
+    """The commands `models`, `plugins`, `run` and `bench`."""
+    from kaminari_core.commands_bench import bench
     from kaminari_core.commands_list import models, plugins
     from kaminari_core.commands_run import run
 
-    for command in (models, plugins, run):
+    for command in (models, plugins, run, bench):
         cli.add_command(command)

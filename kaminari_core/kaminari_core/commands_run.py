@@ -121,11 +121,12 @@ def _words(spec: ModelSpec, prompt: str | None, task: str | None, pictures: bool
 def _messages(words: str, system: str | None, images: Sequence[str]) -> tuple[Message, ...]:
     from kaminari_core.flow import Message, TextPart
 
-    user = Message("user", (*map(_picture, images), TextPart(words)))
+    user = Message("user", (*map(read_picture, images), TextPart(words)))
     return (user,) if system is None else (Message("system", (TextPart(system),)), user)
 
 
-def _picture(path: str) -> ImagePart:
+def read_picture(path: str) -> ImagePart:
+    """A picture file as part of a message, named by its path. Raises UsageError when it cannot be read."""
     from kaminari_core.flow import ImagePart
 
     try:

@@ -1,0 +1,145 @@
+"""The documents say what the code does: each hook, flag, route and metric, and the examples."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import click
+import pytest
+
+from kaminari_core import hookspecs, protocols
+from kaminari_core.registry import load_registry
+from make_cli_docs import DOCUMENT, help_sections, own_program, with_help
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+FIXTURE = ROOT / "tests" / "fixtures" / "outside_plugin"
+HOOKS = {name: hook for name, hook in vars(hookspecs).items() if name.startswith("kaminari_") and callable(hook)}
+
+
+def blocks(document: str, language: str) -> list[str]:
+    """The fenced code blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", (DOCS / document).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def options(command: click.Command) -> Iterator[str]:
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            yield from (name for name in [*parameter.opts, *parameter.secondary_opts] if name.startswith("--"))
+    if isinstance(command, click.Group):
+        for child in command.commands.values():
+            yield from options(child)
+
+
+def test_there_are_six_hooks() -> None:
+    assert len(HOOKS) == 6
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_each_hook_is_documented_with_its_arguments(name: str) -> None:
+    arguments = ", ".join(inspect.signature(HOOKS[name]).parameters)
+    assert f"\n## {name}({arguments})\n" in (DOCS / "hooks.md").read_text()
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_each_hooks_docstring_holds_an_example(name: str) -> None:
+    arguments = ", ".join(inspect.signature(HOOKS[name]).parameters)
+    assert f"\n@hookimpl\ndef {name}({arguments}):\n    " in inspect.cleandoc(HOOKS[name].__doc__ or "")
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_each_hooks_example_is_a_working_plugin(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (example,) = [block for block in blocks("hooks.md", "python") if f"def {name}(" in block]
+    (tmp_path / f"example_of_{name}.py").write_text(example)
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = load_registry([EntryPoint("example", f"example_of_{name}", "kaminari")])
+    cli = click.Group()
+    registry = registry.add_commands(cli)
+    assert registry.broken == ()
+    assert registry.plugins[0].hooks == (name,)
+    given = [*registry.models, *registry.caches, *registry.schedulers, *registry.quantizers, *cli.commands]
+    assert len(given) + len(registry.routes({})) == 1
+
+
+def test_the_tutorial_shows_the_plugin_that_the_tests_run() -> None:
+    source = (FIXTURE / "outside_plugin" / "plugin.py").read_text() + (
+        FIXTURE / "outside_plugin" / "model.py"
+    ).read_text()
+    shown = blocks("plugins.md", "python")
+    assert shown[0] in source
+    assert shown[1] in source
+    (manifest,) = blocks("plugins.md", "toml")
+    assert all(part in (FIXTURE / "pyproject.toml").read_text() for part in manifest.split("\n\n"))
+
+
+def test_the_tutorials_last_example_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metadata = tmp_path / "outside_plugin-0.3.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-plugin\nVersion: 0.3.0\n")
+    (metadata / "entry_points.txt").write_text("[kaminari]\noutside = outside_plugin.plugin\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(FIXTURE)
+    exec(blocks("plugins.md", "python")[2], {})
+    assert capsys.readouterr().out == "xyz\n"
+
+
+def test_the_tutorial_names_every_member_of_a_model() -> None:
+    text = (DOCS / "plugins.md").read_text()
+    members = [*protocols.Model.__annotations__, *(name for name in vars(protocols.Model) if not name.startswith("_"))]
+    assert len(members) >= 9
+    assert [name for name in members if f"`{name}`" not in text] == []
+
+
+def test_the_help_texts_are_those_of_the_code() -> None:
+    text = DOCUMENT.read_text()
+    assert text == with_help(text, help_sections(own_program())), "run `make docs`"
+
+
+def test_each_flag_is_documented() -> None:
+    text = DOCUMENT.read_text()
+    flags = set(options(own_program()))
+    assert {"--model", "--visual-tokens", "--no-compile", "--port"} <= flags
+    assert [flag for flag in sorted(flags) if not re.search(rf"{flag}\b", text)] == []
+
+
+def test_each_flag_that_a_document_names_exists() -> None:
+    flags = {*options(own_program()), "--help"}
+    # Other programs' flags.
+    flags |= {"--find-links", "--editable"}
+    for document in [*DOCS.glob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("kaminari_*/README.md")]:
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", document.read_text()))
+        assert named - flags == set(), document.name
+
+
+def test_each_route_is_documented_with_its_methods() -> None:
+    text = (DOCS / "http.md").read_text()
+    routes = load_registry(only=frozenset({"http"})).routes({})
+    assert len(routes) >= 6
+    for route in routes:
+        for method in route.methods - {"HEAD"}:
+            assert f"`{method} {route.path}`" in text
+
+
+def test_each_metric_is_documented() -> None:
+    from kaminari_http.metrics import Metrics
+
+    text = (DOCS / "http.md").read_text()
+    names = re.findall(r"^# TYPE (\w+)", Metrics({}).render().decode(), re.MULTILINE)
+    assert len(names) > 8
+    assert [name for name in names if f"`{name}" not in text] == []
+
+
+@pytest.mark.parametrize(
+    "document", sorted(str(path.relative_to(ROOT)) for path in [*DOCS.glob("*.md"), *ROOT.glob("*.md")])
+)
+def test_links_between_documents_lead_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text()
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if not target.startswith(("http:", "https:")):
+            assert ((ROOT / document).parent / target).exists(), target
