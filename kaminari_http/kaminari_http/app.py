@@ -1,0 +1,130 @@
+"""The ASGI app: routes from the plugins, the middleware around them, and the state of this server.
+
+`build_app` takes engines and routes as values; where they come from (the command line, a test) is not its business. The routes
+that every server has, `/health` and `/metrics`, are `routes()` and come through the same hook as all others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from kaminari_core.engine import Engine
+from kaminari_core.errors import EngineClosedError, RequestError
+from kaminari_http.config import AppConfig
+from kaminari_http.errors import failure_of, unavailable
+from kaminari_http.metrics import CONTENT_TYPE, Metrics
+from kaminari_http.middleware import REQUEST_ID, Authentication, BodyLimit, Failures, RequestIds
+
+
+@dataclass(slots=True)
+class Service:
+    """What the handlers share, kept at `app.state.service`.
+
+    `unavailable` is why nothing can be answered now (loading, shutting down), None while all is well.
+    """
+
+    engines: Mapping[str, Engine]
+    metrics: Metrics
+    started: int = field(default_factory=lambda: int(time.time()))
+    unavailable: str | None = None
+
+    def engine(self, model: str) -> Engine:
+        """The engine that serves a model name.
+
+        Raises RequestError with the names there are, and EngineClosedError while the server is unavailable.
+        """
+        if self.unavailable is not None:
+            raise EngineClosedError(self.unavailable)
+        if model not in self.engines:
+            served = ", ".join(self.engines)
+            raise RequestError(
+                f"The model {model!r} is not served here. Served: {served}.", param="model", code="model_not_found"
+            )
+        return self.engines[model]
+
+    def trouble(self) -> str | None:
+        """Why this server should get no traffic, or None."""
+        if self.unavailable is not None:
+            return self.unavailable
+        dead = [name for name, engine in self.engines.items() if not engine.alive]
+        return f"The engine of {', '.join(dead)} has stopped." if dead else None
+
+
+def service_of(request: Request) -> Service:
+    """The service of the app that a request came to."""
+    service = request.app.state.service
+    assert isinstance(service, Service)
+    return service
+
+
+def request_id(request: Request) -> str:
+    """The id of the HTTP request, as on its answer and in the log."""
+    return str(request.state.request_id)
+
+
+def build_app(engines: Mapping[str, Engine], routes: Sequence[BaseRoute], config: AppConfig) -> Starlette:
+    """The app that serves `engines`, by served model name, on `routes`."""
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=list(config.cors_origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["*"],
+        expose_headers=[REQUEST_ID],
+    )
+    app = Starlette(
+        routes=list(routes),
+        middleware=[
+            Middleware(RequestIds),
+            *([cors] if config.cors_origins else []),
+            Middleware(Failures),
+            Middleware(Authentication, keys=config.api_keys),
+            Middleware(BodyLimit, most=config.max_body),
+        ],
+        exception_handlers={HTTPException: _http_error},
+    )
+    # A path with a slash too many is an unknown path like any other, not a redirect without an error object.
+    app.router.redirect_slashes = False
+    app.state.service = Service(MappingProxyType(dict(engines)), Metrics(engines))
+    return app
+
+
+def loading_app(config: AppConfig) -> Starlette:
+    """The app that answers while the engines load: unhealthy, and 503 on every path."""
+    app = build_app({}, [*routes(), Route("/{path:path}", _loading, methods=["GET", "POST"])], config)
+    app.state.service.unavailable = "The model is still loading."
+    return app
+
+
+def routes() -> list[Route]:
+    """The routes that every server has."""
+    return [Route("/health", health, methods=["GET"]), Route("/metrics", metrics, methods=["GET"])]
+
+
+def health(request: Request) -> Response:
+    """GET /health: 200 when requests can be served, else 503."""
+    trouble = service_of(request).trouble()
+    return unavailable(trouble, "unhealthy").response() if trouble else JSONResponse({"status": "ok"})
+
+
+def metrics(request: Request) -> Response:
+    """GET /metrics: Prometheus text."""
+    return Response(service_of(request).metrics.render(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _loading(request: Request) -> Response:
+    return unavailable(service_of(request).unavailable or "", "loading").response()
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    return failure_of(error).response()

@@ -1,0 +1,26 @@
+"""How an app behaves towards its clients: one frozen value, without effects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kaminari_core.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppConfig:
+    """Who may call, and how much they may send. Command-line flags have the same names with dashes, lists in the singular."""
+
+    api_keys: tuple[str, ...] = ()
+    """Bearer tokens that are let in; none lets everybody in."""
+    cors_origins: tuple[str, ...] = ()
+    """Origins whose web pages may call the server; `*` is any."""
+    max_body: int = 64 * 2**20
+    """Bytes of one request body; pictures travel in it, a third larger than their files."""
+
+    def __post_init__(self) -> None:
+        if any(not key or not key.isprintable() or " " in key for key in self.api_keys):
+            # The key itself is a secret, so the message does not show it.
+            raise UsageError("an --api-key is empty or holds a space, so no client can send it")
+        if self.max_body < 1:
+            raise UsageError(f"max-body is {self.max_body}, but must be at least 1")

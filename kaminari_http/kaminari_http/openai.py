@@ -1,0 +1,196 @@
+"""`/v1/models` and `/v1/chat/completions` in the shapes that OpenAI's clients expect.
+
+Handlers raise; the status and the error object are made in `errors.py`. What is ours travels in the extra field `kaminari`,
+which those clients ignore.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec import UNSET
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from kaminari_core.errors import RequestError
+from kaminari_core.flow import Alternative, Delta, Finished, Request, Result, Token
+from kaminari_http.app import Service, request_id, service_of
+from kaminari_http.body import read_json
+from kaminari_http.call import Call, unless_client_leaves
+from kaminari_http.requests import choice_seed, messages_of, sampling_of, stops_of
+from kaminari_http.sse import DONE, event, open_stream
+from kaminari_http.wire import (
+    ChatChunk,
+    ChatCompletion,
+    ChatRequest,
+    Choice,
+    ChoiceLogprobs,
+    ChoiceReport,
+    ChunkChoice,
+    ChunkDelta,
+    ModelCard,
+    ModelList,
+    PromptTokensDetails,
+    ReplyMessage,
+    Report,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+    decode_chat,
+)
+
+LEAST_LOGPROB = -9999.0
+"""What stands for the logarithm of zero, which JSON cannot say; OpenAI's own value."""
+
+
+def routes() -> list[Route]:
+    """The OpenAI routes."""
+    return [
+        Route("/v1/models", list_models, methods=["GET"]),
+        Route("/v1/models/{model}", retrieve_model, methods=["GET"]),
+        Route("/v1/chat/completions", complete_chat, methods=["POST"]),
+    ]
+
+
+def list_models(request: HttpRequest) -> Response:
+    """GET /v1/models: what is served, and nothing else."""
+    service = service_of(request)
+    return _json(ModelList([ModelCard(name, service.started) for name in service.engines]))
+
+
+def retrieve_model(request: HttpRequest) -> Response:
+    """GET /v1/models/{model}: one of them."""
+    service, name = service_of(request), request.path_params["model"]
+    service.engine(name)
+    return _json(ModelCard(name, service.started))
+
+
+async def complete_chat(request: HttpRequest) -> Response:
+    """POST /v1/chat/completions, plain and streamed."""
+    asked = await read_json(request, decode_chat)
+    service = service_of(request)
+    service.engine(asked.model)
+    choices = await run_in_threadpool(_choices, asked)
+    reply = _Reply.begin(service, asked, choices, request_id(request))
+    if asked.stream:
+        return await open_stream(reply.call, reply.events())
+    try:
+        return _json(reply.completion(await unless_client_leaves(request.receive, reply.call.results())))
+    finally:
+        reply.call.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    """A chat completion on its way: what was asked for, and the call that answers it."""
+
+    asked: ChatRequest
+    call: Call
+    id: str
+    created: int
+
+    @classmethod
+    def begin(cls, service: Service, asked: ChatRequest, choices: Sequence[Request], http_id: str) -> _Reply:
+        call = Call.submit(service.engine(asked.model), asked.model, choices, service.metrics, http_id)
+        return cls(asked, call, f"chatcmpl-{choices[0].id}", int(time.time()))
+
+    def completion(self, results: Sequence[Result]) -> ChatCompletion:
+        """The whole reply."""
+        choices = [
+            Choice(index, ReplyMessage(result.text), self._logprobs(result.tokens), result.finish_reason)
+            for index, result in enumerate(results)
+        ]
+        report = _report(dict(enumerate(results)))
+        return ChatCompletion(self.id, self.created, self.asked.model, choices, _usage(results), report)
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The stream: a role for every choice, the text as it comes, an end for every choice, the usage if asked for."""
+        results: dict[int, Result] = {}
+        for index in range(len(self.call.requests)):
+            yield self._chunk(ChunkChoice(index, ChunkDelta("assistant", "")))
+        async for index, each in self.call:
+            if isinstance(each, Delta):
+                if each.text or (self.asked.logprobs and each.tokens):
+                    yield self._chunk(ChunkChoice(index, ChunkDelta(content=each.text), self._logprobs(each.tokens)))
+                continue
+            assert isinstance(each, Finished), "a call raises its failures"
+            results[index] = each.result
+            last = ChunkChoice(index, ChunkDelta(), None, each.result.finish_reason)
+            yield self._chunk(last, report=_report({index: each.result}))
+        if self._wants_usage:
+            yield self._chunk(usage=_usage(list(results.values())))
+        yield DONE
+
+    def _chunk(self, *choices: ChunkChoice, usage: Usage | None = None, report: Report | None = None) -> bytes:
+        chunk = ChatChunk(self.id, self.created, self.asked.model, list(choices), kaminari=report or UNSET)
+        if self._wants_usage:
+            chunk.usage = usage
+        return event(chunk)
+
+    def _logprobs(self, tokens: Sequence[Token]) -> ChoiceLogprobs | None:
+        return ChoiceLogprobs([token_logprob(token) for token in tokens]) if self.asked.logprobs else None
+
+    @property
+    def _wants_usage(self) -> bool:
+        options = self.asked.stream_options
+        return options is not None and bool(options.include_usage)
+
+
+def token_logprob(token: Token) -> TokenLogprob:
+    """A generated token in OpenAI's form."""
+    assert token.logprob is not None, "the request asked for log-probabilities"
+    own = Alternative(token.id, token.logprob, token.text, token.bytes)
+    return TokenLogprob(*_logprob(own), [TopLogprob(*_logprob(other)) for other in token.top])
+
+
+def _logprob(token: Alternative) -> tuple[str, float, list[int]]:
+    return token.text, max(token.logprob, LEAST_LOGPROB), list(token.bytes)
+
+
+def _choices(asked: ChatRequest) -> list[Request]:
+    """One engine request per choice. Raises RequestError and ImageError."""
+    if asked.top_logprobs is not None and not asked.logprobs:
+        raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
+    if asked.stream_options is not None and not asked.stream:
+        raise RequestError("stream_options needs stream to be true.", param="stream_options")
+    sampling = sampling_of(asked, (asked.top_logprobs or 0) if asked.logprobs else None)
+    first = Request(
+        messages_of(asked.messages),
+        # The newer name wins; the older is deprecated in OpenAI's API.
+        max_tokens=asked.max_completion_tokens or asked.max_tokens,
+        stop=stops_of(asked),
+        sampling=sampling,
+        ignore_end=bool(asked.ignore_eos),
+    )
+    return [_choice(first, index) for index in range(asked.n or 1)]
+
+
+def _choice(request: Request, index: int) -> Request:
+    """One of several choices: an engine request of its own, with an id and a seed of its own."""
+    sampling = replace(request.sampling, seed=choice_seed(request.sampling.seed, index))
+    return replace(request, sampling=sampling, id=uuid.uuid4().hex)
+
+
+def _usage(results: Sequence[Result]) -> Usage:
+    prompt = results[0].usage
+    generated = sum(result.usage.completion_tokens for result in results)
+    details = PromptTokensDetails(prompt.image_tokens)
+    return Usage(prompt.prompt_tokens, generated, prompt.prompt_tokens + generated, details)
+
+
+def _report(results: dict[int, Result]) -> Report:
+    choices = [
+        ChoiceReport(index, result.finish_detail, result.batch_size, result.timings)
+        for index, result in results.items()
+    ]
+    return Report(next(iter(results.values())).saw, choices)
+
+
+def _json(value: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

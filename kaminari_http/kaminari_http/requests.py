@@ -1,0 +1,100 @@
+"""From the wire types to the engine's request: messages, pictures and options, checked in the sender's terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+from kaminari_core.data_url import decode_data_url
+from kaminari_core.errors import RequestError
+from kaminari_core.flow import ImagePart, Message, Part, Sampling, TextPart
+from kaminari_http.wire import ChatMessage, ImageContent, Options
+
+Value = TypeVar("Value")
+
+
+def messages_of(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
+    """The turns of a conversation, pictures decoded from their data URLs.
+
+    Raises RequestError for a conversation without a user's turn and for a turn without content, ImageError for a picture's
+    URL, each with the `param` at fault, such as `messages[0].content[1]`.
+    """
+    if not messages:
+        raise RequestError("messages is empty; send at least one user message.", param="messages")
+    turns = tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages))
+    if all(turn.role != "user" for turn in turns):
+        raise RequestError("messages holds no user message, so there is nothing to reply to.", param="messages")
+    return turns
+
+
+def image_of(url: str, name: str) -> ImagePart:
+    """A picture from its data URL. Raises ImageError with `param` set to `name`."""
+    return ImagePart(decode_data_url(url, name), name)
+
+
+def stops_of(options: Options) -> tuple[str, ...]:
+    """The stop strings, however they were given."""
+    if options.stop is None:
+        return ()
+    return (options.stop,) if isinstance(options.stop, str) else tuple(options.stop)
+
+
+def sampling_of(options: Options, logprobs: int | None) -> Sampling:
+    """The sampling settings. What was not sent is the default: greedy, and no change of the logits."""
+    default = Sampling()
+    return Sampling(
+        temperature=_given(options.temperature, default.temperature),
+        top_p=_given(options.top_p, default.top_p),
+        # Other servers write -1 for "off".
+        top_k=max(0, _given(options.top_k, default.top_k)),
+        seed=options.seed,
+        repetition_penalty=_given(options.repetition_penalty, default.repetition_penalty),
+        presence_penalty=_given(options.presence_penalty, default.presence_penalty),
+        frequency_penalty=_given(options.frequency_penalty, default.frequency_penalty),
+        logit_bias=options.logit_bias or {},
+        logprobs=logprobs,
+    )
+
+
+def choice_seed(seed: int | None, index: int) -> int | None:
+    """The seed of one of several choices: the first has the request's own, the others follow it."""
+    if seed is None:
+        return None
+    return (seed + index + 2**63) % 2**64 - 2**63
+
+
+def task_prompt(tasks: Mapping[str, str], task: str) -> str:
+    """The prompt of a model's task. Raises RequestError with the tasks there are."""
+    if task not in tasks:
+        known = ", ".join(sorted(tasks)) or "none"
+        raise RequestError(
+            f"There is no task {task!r}. This model's tasks: {known}.", param="task", code="unknown_task"
+        )
+    return tasks[task]
+
+
+def _given(value: Value | None, default: Value) -> Value:
+    return default if value is None else value
+
+
+def _message(message: ChatMessage, place: str) -> Message:
+    if not message.content:
+        return Message(message.role, _no_content(message, place))
+    if isinstance(message.content, str):
+        return Message(message.role, (TextPart(message.content),))
+    parts: list[Part] = []
+    for index, part in enumerate(message.content):
+        if isinstance(part, ImageContent):
+            parts.append(image_of(part.url, f"{place}.content[{index}]"))
+        else:
+            parts.append(TextPart(part.text))
+    return Message(message.role, tuple(parts))
+
+
+def _no_content(message: ChatMessage, place: str) -> tuple[Part, ...]:
+    """The parts of a turn whose content is an empty string, an empty list or nothing."""
+    if message.content == "":
+        return (TextPart(""),)
+    if message.role == "assistant" and (message.content == [] or message.tool_calls):
+        return ()
+    raise RequestError(f"{place} has no content; send a string or a list of parts.", param=f"{place}.content")

@@ -1,0 +1,157 @@
+"""`kaminari serve`: open an engine and serve it until a signal says stop.
+
+Everything heavy is imported when the command runs, so that `kaminari --help` stays quick.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kaminari_core.errors import EngineError
+from kaminari_core.options import engine_config, engine_options, model_options, option
+from kaminari_core.registry import Registry
+from kaminari_http.config import AppConfig
+
+if TYPE_CHECKING:
+    from kaminari_core.engine import Engine
+    from kaminari_http.server import Server
+
+logger = logging.getLogger(__name__)
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+@click.command()
+@model_options
+@option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every interface.")
+@option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="Port to listen on; 0 takes a free one.",
+)
+@option(
+    "--api-key",
+    "api_keys",
+    multiple=True,
+    metavar="KEY",
+    help="A key that clients must send as `Authorization: Bearer KEY`; may be given several times. Everything but /health asks "
+    "for it.",
+)
+@option(
+    "--served-model-name",
+    metavar="NAME",
+    help="The name that requests use for the model.  [default: the plugin's name]",
+)
+@option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    metavar="ORIGIN",
+    help="An origin whose web pages may call the server, such as https://example.org, or *; may be given several times.",
+)
+@option(
+    "--max-body",
+    type=click.IntRange(min=1),
+    default=AppConfig().max_body,
+    show_default=True,
+    metavar="BYTES",
+    help="The largest request body; pictures travel in it as base64.",
+)
+@option(
+    "--warm-up/--no-warm-up",
+    default=False,
+    show_default=True,
+    help="Compile every shape of the decode step before the first request instead of when one needs it.",
+)
+@option(
+    "--drain-seconds",
+    type=click.FloatRange(min=0),
+    default=20.0,
+    show_default=True,
+    help="How long running requests may go on after SIGTERM or Ctrl-C before they are ended with an error.",
+)
+@option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What is logged to stderr.",
+)
+@engine_options()
+@click.pass_obj
+def serve(
+    registry: Registry,
+    /,
+    model: str,
+    checkpoint: str | None,
+    host: str,
+    port: int,
+    api_keys: Sequence[str],
+    served_model_name: str | None,
+    cors_origins: Sequence[str],
+    max_body: int,
+    warm_up: bool,
+    drain_seconds: float,
+    log_level: str,
+    **engine_values: Any,
+) -> None:
+    """Serve a model over HTTP: OpenAI's chat completions, our own routes, metrics.
+
+    One line with the address is printed when requests can be served. SIGTERM or Ctrl-C ends the server: it takes no more
+    requests and lets the running ones finish; a second signal does not wait for them. The exit code is 0 after the first.
+    """
+    from kaminari_core.launch import open_engine
+    from kaminari_core.progress import terminal_progress
+    from kaminari_http.app import loading_app
+    from kaminari_http.server import Server, listen
+
+    config = engine_config(**engine_values)
+    app_config = AppConfig(api_keys=tuple(api_keys), cors_origins=tuple(cors_origins), max_body=max_body)
+    logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT, stream=sys.stderr, force=True)
+    logging.getLogger("uvicorn").setLevel(logging.DEBUG if log_level == "debug" else logging.WARNING)
+    with closing(listen(host, port)) as listener, _stop_signals(), Server(loading_app(app_config), listener) as server:
+        try:
+            with terminal_progress() as progress:
+                engine = open_engine(registry, model, checkpoint, config, progress, served_model_name, warm_up=warm_up)
+        except KeyboardInterrupt:
+            logger.info("stopped while the model was loading")
+            return
+        _serve_until_stopped(registry, engine, server, app_config, drain_seconds)
+
+
+def _serve_until_stopped(
+    registry: Registry, engine: Engine, server: Server, config: AppConfig, drain_seconds: float
+) -> None:
+    from kaminari_http.app import build_app
+
+    engines = {engine.name: engine}
+    app = build_app(engines, registry.routes(engines), config)
+    server.app = app
+    try:
+        click.echo(f"kaminari serves {engine.name} at {server.url}")
+        server.wait()
+        raise EngineError("the HTTP server ended by itself; the log says why")
+    except KeyboardInterrupt:
+        logger.info("shutting down; running requests may go on for %g s", drain_seconds)
+        app.state.service.unavailable = "The server is shutting down."
+        engine.close(drain=drain_seconds)
+    finally:
+        engine.close()
+
+
+@contextmanager
+def _stop_signals() -> Iterator[None]:
+    """SIGTERM interrupts the main thread as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

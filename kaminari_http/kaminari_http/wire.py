@@ -1,0 +1,386 @@
+"""The JSON that travels: what each route takes and returns, and how a body becomes one of these types.
+
+msgspec checks types and ranges while it parses and names the place of a mistake, which becomes `param`. Nothing here knows an
+engine; what a request means to the engine is in `openai.py` and `native.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from kaminari_core.errors import RequestError
+from kaminari_core.flow import Role, Saw, Timings
+
+MOST_CHOICES = 8
+Unit = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+StopString = Annotated[str, Meta(min_length=1)]
+StopStrings = Annotated[list[StopString], Meta(max_length=16)]
+
+
+class TextContent(Struct, tag_field="type", tag="text"):
+    """`{"type": "text", "text": ...}`."""
+
+    text: str
+
+
+class ImageUrl(Struct):
+    """The object form of `image_url`. `detail` is accepted and has no effect: the engine's own budget decides."""
+
+    url: str
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+class ImageContent(Struct, tag_field="type", tag="image_url"):
+    """`{"type": "image_url", "image_url": {"url": ...}}`, or the short form with the URL itself."""
+
+    image_url: str | ImageUrl
+
+    @property
+    def url(self) -> str:
+        """The URL of either form."""
+        return self.image_url if isinstance(self.image_url, str) else self.image_url.url
+
+
+class ChatMessage(Struct):
+    """One turn. `content` may be absent only where an assistant's turn has `tool_calls`, which the model is not shown."""
+
+    role: Role
+    content: str | list[TextContent | ImageContent] | None = None
+    tool_calls: list[Any] | None = None
+
+
+class Options(Struct, kw_only=True):
+    """The generation options that every route shares. None means the default."""
+
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: StopString | StopStrings | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    logit_bias: dict[int, Bias] | None = None
+    ignore_eos: bool | None = None
+
+
+class StreamOptions(Struct):
+    """`stream_options` of a chat completion."""
+
+    include_usage: bool | None = None
+
+
+class ChatRequest(Options, kw_only=True):
+    """The body of `POST /v1/chat/completions`. Keys that are not known are ignored, see also `NO_OPERATION`."""
+
+    model: str
+    messages: list[ChatMessage]
+    max_completion_tokens: Count | None = None
+    n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+
+class GenerateRequest(Options, kw_only=True, forbid_unknown_fields=True):
+    """The body of `POST /generate` and `POST /generate_stream`. A key that is not known is an error."""
+
+    model: str | None = None
+    prompt: str | None = None
+    task: str | None = None
+    images: list[str] | None = None
+    messages: list[ChatMessage] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+
+NO_OPERATION: Mapping[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "grammar": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "json_schema": (),
+    "length_penalty": (1,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "mm_processor_kwargs": ({},),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "stop_token_ids": ([],),
+    "store": (False,),
+    "structured_outputs": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+"""Keys of chat completions that would change the reply and are not supported, with their values (besides null) that would not."""
+
+
+class TopLogprob(Struct):
+    """One likely token at a position."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    """The chosen token at a position, with the most likely ones."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChoiceLogprobs(Struct):
+    """`logprobs` of a choice."""
+
+    content: list[TokenLogprob]
+    refusal: None = None
+
+
+class PromptTokensDetails(Struct):
+    """Image tokens are part of the prompt tokens."""
+
+    image_tokens: int
+
+
+class Usage(Struct):
+    """Token counts: the prompt once, the completions of all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class ChoiceReport(Struct):
+    """What kaminari adds about one choice; timings in seconds, memory in bytes."""
+
+    index: int
+    finish_detail: str
+    batch_size: int
+    timings: Timings
+
+
+class Report(Struct):
+    """The field `kaminari` of a reply: what the model saw of each picture, and where the time went."""
+
+    saw: tuple[Saw, ...]
+    choices: list[ChoiceReport]
+
+
+class ReplyMessage(Struct):
+    """`message` of a choice."""
+
+    content: str
+    role: str = "assistant"
+    refusal: None = None
+
+
+class Choice(Struct):
+    """One reply of a chat completion."""
+
+    index: int
+    message: ReplyMessage
+    logprobs: ChoiceLogprobs | None
+    finish_reason: str
+
+
+class ChatCompletion(Struct):
+    """The reply of `POST /v1/chat/completions` without `stream`."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    kaminari: Report
+    object: str = "chat.completion"
+
+
+class ChunkDelta(Struct, omit_defaults=True):
+    """`delta` of a chunk; empty in the last one."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class ChunkChoice(Struct):
+    """One choice's part of a chunk."""
+
+    index: int
+    delta: ChunkDelta
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class ChatChunk(Struct):
+    """One event of a streamed chat completion. `usage` is absent, null or, in the last chunk, filled, as was asked for."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    object: str = "chat.completion.chunk"
+    usage: Usage | UnsetType | None = UNSET
+    kaminari: Report | UnsetType = UNSET
+
+
+class ModelCard(Struct):
+    """One entry of `GET /v1/models`."""
+
+    id: str
+    created: int
+    object: str = "model"
+    owned_by: str = "kaminari"
+
+
+class ModelList(Struct):
+    """The reply of `GET /v1/models`."""
+
+    data: list[ModelCard]
+    object: str = "list"
+
+
+class GenerateUsage(Struct):
+    """Token counts; image tokens are part of the prompt tokens."""
+
+    prompt_tokens: int
+    image_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Metrics(Struct):
+    """`metrics` of a reply: the timings in seconds, memory in bytes, and the largest batch this request was decoded in."""
+
+    prepare: float
+    queue: float
+    prefill: float
+    ttft: float
+    decode: float
+    sampling: float
+    finalize: float
+    total: float
+    tokens_per_s: float
+    images_per_s: float
+    memory: int
+    batch_size: int
+
+
+class GenerateReply(Struct, kw_only=True):
+    """The reply of `POST /generate`, and with `done` the last event of `POST /generate_stream`."""
+
+    done: bool | UnsetType = UNSET
+    request_id: str
+    model: str
+    text: str
+    finish_reason: str
+    finish_detail: str
+    usage: GenerateUsage
+    saw: tuple[Saw, ...]
+    metrics: Metrics
+    logprobs: list[TokenLogprob] | UnsetType = UNSET
+
+
+class StreamToken(Struct):
+    """A token of `POST /generate_stream`; its text is lossy where the token is part of a character."""
+
+    id: int
+    text: str
+    logprob: float | UnsetType = UNSET
+
+
+class TokenEvent(Struct):
+    """One event of `POST /generate_stream`: the text that became certain with a token, or without one at the end."""
+
+    index: int
+    token: StreamToken | None
+    text: str
+
+
+Body = TypeVar("Body", bound=Struct)
+_PLACE = re.compile(r" - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`$")
+_JSON_NAMES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
+_HINTS = {
+    "role": "; choose system, developer, user, assistant or tool",
+    "type": "; content parts of type text and image_url are supported",
+}
+
+
+def decode(body: bytes, kind: type[Body]) -> Body:
+    """Parse a request body. Raises RequestError, whose `param` is the place of the mistake, such as `messages[0].role`."""
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise RequestError(f"The body is not UTF-8 text (byte {error.start}).", code="invalid_json") from None
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _mistake(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise RequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    except RecursionError:
+        raise RequestError("The body is nested too deeply.", code="invalid_json") from None
+
+
+def decode_chat(body: bytes) -> ChatRequest:
+    """Parse a chat completion request. Raises RequestError also for a supported client's unsupported keys, by name."""
+    request = decode(body, ChatRequest)
+    for name, raw in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items():
+        if name in NO_OPERATION:
+            _refuse_effect(name, msgspec.json.decode(raw))
+    return request
+
+
+def _refuse_effect(name: str, value: Any) -> None:
+    harmless = NO_OPERATION[name]
+    if value is None or value in harmless:
+        return
+    allowed = " or ".join(["null", *(msgspec.json.encode(each).decode() for each in harmless)])
+    raise RequestError(
+        f"{name} is not supported; leave it out or send {allowed}.", param=name, code="unsupported_parameter"
+    )
+
+
+def _mistake(message: str) -> RequestError:
+    """msgspec's message in the sender's terms: `$.messages[0].role` becomes the param, Python types become JSON types."""
+    place = _PLACE.search(message)
+    path = place["path"] if place else ""
+    text = message[: place.start()] if place else message
+    text = re.sub(
+        r"`[^`]*`", lambda name: re.sub(r"\w+", lambda word: _JSON_NAMES.get(word[0], word[0]), name[0]), text
+    )
+    if missing := re.search(r"(?:missing required|unknown) field `(?P<field>[^`]*)`", text):
+        path = f"{path}.{missing['field']}".lstrip(".")
+    if text.startswith("Invalid"):
+        text += _HINTS.get(path.rpartition(".")[2], "")
+    return RequestError(f"{path or 'body'}: {text}.", param=path or None)

@@ -1,0 +1,213 @@
+"""Clients that leave, queues that fill, neighbours that fail, engines that close: what is left is always nothing."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import pytest
+
+from kaminari_core.flow import Embedded, Prepared
+from kaminari_core.testing import EchoModel
+from kaminari_http.app import loading_app
+from kaminari_http.config import AppConfig
+from kaminari_http.server import Server, listen
+from tests.http.serving import Running, SlowEcho, Start, chat_body, picture, picture_message, raw_connection
+
+LONG = "x" * 400  # two seconds of a SlowEcho
+
+
+def wait_until(condition: Any, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/generate", "/generate_stream", "stream"])
+def test_client_that_leaves_frees_its_slot(start: Start, path: str) -> None:
+    server = start(SlowEcho, slots=2)
+    body = {"prompt": LONG} if path.startswith("/generate") else chat_body(LONG, stream=path == "stream", n=2)
+    content = json.dumps(body).encode()
+    with raw_connection(server.url) as client:
+        target = "/v1/chat/completions" if path == "stream" else path
+        head = f"POST {target} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        client.sendall(head.encode() + content)
+        wait_until(lambda: server.engine.stats().running == body.get("n", 1))
+        time.sleep(0.05)
+    left = time.monotonic()
+    server.settle(1.0)
+    assert time.monotonic() - left < 1.0
+    assert server.engine.stats().finished == {"cancelled": body.get("n", 1)}
+    # The next request is served as if nothing had been.
+    assert server.chat("next").json()["choices"][0]["message"]["content"] == "next"
+    assert f'finish="cancelled",model="echo"}} {body.get("n", 1)}.0' in server.http.get("/metrics").text
+
+
+def test_client_that_leaves_after_two_chunks(start: Start) -> None:
+    server = start(SlowEcho)
+    stream = server.openai().chat.completions.create(**chat_body(LONG), stream=True)
+    next(stream), next(stream)
+    stream.close()
+    server.settle(1.0)
+    assert server.engine.stats().finished == {"cancelled": 1}
+
+
+def test_client_that_leaves_while_it_waits_in_the_queue(start: Start) -> None:
+    server = start(SlowEcho, slots=1)
+    with ThreadPoolExecutor() as pool:
+        served = pool.submit(server.chat, "y" * 100)
+        wait_until(lambda: server.engine.stats().running == 1)
+        with pytest.raises(httpx2.TimeoutException):
+            server.post("/v1/chat/completions", chat_body("never"), timeout=0.1)
+        wait_until(lambda: server.engine.stats().finished.get("cancelled") == 1)
+        assert served.result().status_code == 200
+    server.settle()
+
+
+def test_client_that_leaves_while_it_sends(echo: Running) -> None:
+    with raw_connection(echo.url) as client:
+        client.sendall(
+            b"POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 900\r\n\r\n{"
+        )
+    assert echo.http.get("/health").status_code == 200
+    echo.settle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_bounded_queue(start: Start, stream: bool) -> None:
+    server = start(SlowEcho, slots=1, queue=3)
+    with ThreadPoolExecutor(20) as pool:
+        replies = list(pool.map(lambda _: server.chat("z" * 40, stream=stream), range(20)))
+    refused = [reply for reply in replies if reply.status_code == 429]
+    served = [reply for reply in replies if reply.status_code == 200]
+    assert len(refused) + len(served) == 20
+    assert 4 <= len(served) <= 6
+    for reply in refused:
+        assert int(reply.headers["retry-after"]) >= 1
+        assert (reply.json()["error"]["type"], reply.json()["error"]["code"]) == ("rate_limit_error", "queue_full")
+    server.settle()
+    assert server.chat("after").status_code == 200
+
+
+def test_choices_are_all_queued_or_none(start: Start) -> None:
+    server = start(SlowEcho, slots=1, queue=2)
+    assert server.chat("hi", n=8).status_code == 429
+    server.settle()
+    assert server.chat("hi").status_code == 200
+
+
+class FailsInPrefill(EchoModel):
+    def embed(self, prepared: Prepared) -> Embedded:
+        if ord("!") in prepared.tokens:
+            raise RuntimeError("the tower fell")
+        return super().embed(prepared)
+
+
+class FailsInPrepare(EchoModel):
+    def prepare(self, request: Any) -> Prepared:
+        prepared = super().prepare(request)
+        if ord("!") in prepared.tokens:
+            raise RuntimeError("no such picture")
+        return prepared
+
+
+@pytest.mark.parametrize("kind", [FailsInPrefill, FailsInPrepare])
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_that_fails_harms_no_neighbour(start: Start, kind: type[EchoModel], stream: bool) -> None:
+    server = start(kind)
+    texts = [f"good {index}" for index in range(7)]
+    with ThreadPoolExecutor(8) as pool:
+        bad = pool.submit(server.chat, "bad!", stream=stream)
+        good = list(pool.map(server.chat, texts))
+    assert [reply.json()["choices"][0]["message"]["content"] for reply in good] == texts
+    # Before the first byte of a stream a failure still has a status of its own.
+    assert bad.result().status_code == 500
+    assert bad.result().json()["error"]["type"] == "server_error"
+    server.settle()
+
+
+def test_concurrent_pictures_never_mix(tiny: Running) -> None:
+    colors = ["red", "green", "blue", "white", "black", "yellow", "orange", "gray"]
+    bodies = [
+        {
+            "model": "tiny",
+            "messages": [picture_message(picture(color, (32 + 32 * index, 96)), text=f"read {color}")],
+            "max_tokens": 6 + 2 * index,
+        }
+        for index, color in enumerate(colors)
+    ]
+
+    def ask(body: dict[str, Any]) -> str:
+        reply = tiny.post("/v1/chat/completions", body).json()
+        text: str = reply["choices"][0]["message"]["content"]
+        return text
+
+    alone = [ask(body) for body in bodies]
+    assert len(set(alone)) == 8
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            assert list(pool.map(ask, bodies)) == alone
+    tiny.settle()
+
+
+def test_many_requests_with_all_outcomes_leave_nothing(start: Start) -> None:
+    server = start(FailsInPrefill, slots=3)
+
+    def one(index: int) -> int:
+        body = chat_body("ok" if index % 3 else "bad!", stream=index % 2 == 0, max_tokens=1 + index % 4)
+        return server.post("/v1/chat/completions", body if index % 7 else {"model": "echo"}).status_code
+
+    with ThreadPoolExecutor(6) as pool:
+        statuses = list(pool.map(one, range(120)))
+    assert set(statuses) == {200, 400, 500}
+    server.settle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_closing_engine_ends_requests_with_an_error(start: Start, stream: bool) -> None:
+    server = start(SlowEcho)
+    with ThreadPoolExecutor() as pool:
+        reply = pool.submit(server.chat, LONG, stream=stream)
+        wait_until(lambda: server.engine.stats().generated_tokens > 3)
+        server.engine.close()
+        answer = reply.result()
+    if stream:
+        assert '"code":"engine_closed"' in answer.text.splitlines()[-2]
+        assert "[DONE]" not in answer.text
+    else:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_closed")
+    assert server.chat("more").status_code == 503
+    health = server.http.get("/health")
+    assert (health.status_code, health.json()["error"]["code"]) == (503, "unhealthy")
+
+
+def test_draining_finishes_what_runs_and_takes_nothing_more(start: Start) -> None:
+    server = start(SlowEcho)
+    with ThreadPoolExecutor() as pool:
+        reply = pool.submit(server.chat, "w" * 100, stream=True)
+        wait_until(lambda: server.engine.stats().running == 1)
+        server.app.state.service.unavailable = "The server is shutting down."
+        closing = threading.Thread(target=server.engine.close, args=(10.0,))
+        closing.start()
+        assert server.chat("late").status_code == 503
+        assert server.http.get("/health").status_code == 503
+        assert reply.result().text.endswith("data: [DONE]\n\n")
+        closing.join()
+
+
+def test_loading_server_is_unhealthy_and_says_why() -> None:
+    app = loading_app(AppConfig(api_keys=("k",)))
+    with listen("127.0.0.1", 0) as listener, Server(app, listener) as server:
+        health = httpx2.get(f"{server.url}/health")
+        assert (health.status_code, health.json()["error"]["message"]) == (503, "The model is still loading.")
+        assert httpx2.post(f"{server.url}/v1/chat/completions", json=chat_body("x")).status_code == 401
+        keyed = httpx2.post(
+            f"{server.url}/v1/chat/completions", json=chat_body("x"), headers={"Authorization": "Bearer k"}
+        )
+        assert (keyed.status_code, keyed.json()["error"]["code"]) == (503, "loading")
+        assert keyed.headers["retry-after"]
