@@ -25,9 +25,9 @@ hookimpl = pluggy.HookimplMarker("kaminari")
 def kaminari_models() -> Iterable[ModelSpec]:  # type: ignore[empty-body]
     """Model architectures.
 
-        @hookimpl
-        def kaminari_models():
-            return [ModelSpec(name="mymodel", target="my_package.model:load", model_types=("my_model",))]
+    @hookimpl
+    def kaminari_models():
+        return [ModelSpec(name="mymodel", target="my_package.model:load", model_types=("my_model",))]
     """
 
 
@@ -35,9 +35,9 @@ def kaminari_models() -> Iterable[ModelSpec]:  # type: ignore[empty-body]
 def kaminari_caches() -> Iterable[CacheSpec]:  # type: ignore[empty-body]
     """KV caches.
 
-        @hookimpl
-        def kaminari_caches():
-            return [CacheSpec(name="mycache", target="my_package.cache:MyCache")]
+    @hookimpl
+    def kaminari_caches():
+        return [CacheSpec(name="mycache", target="my_package.cache:MyCache")]
     """
 
 
@@ -45,9 +45,9 @@ def kaminari_caches() -> Iterable[CacheSpec]:  # type: ignore[empty-body]
 def kaminari_schedulers() -> Iterable[SchedulerSpec]:  # type: ignore[empty-body]
     """Admission policies.
 
-        @hookimpl
-        def kaminari_schedulers():
-            return [SchedulerSpec(name="shortest", target="my_package.scheduler:ShortestFirst")]
+    @hookimpl
+    def kaminari_schedulers():
+        return [SchedulerSpec(name="shortest", target="my_package.scheduler:ShortestFirst")]
     """
 
 
@@ -55,9 +55,9 @@ def kaminari_schedulers() -> Iterable[SchedulerSpec]:  # type: ignore[empty-body
 def kaminari_quantizers() -> Iterable[QuantizerSpec]:  # type: ignore[empty-body]
     """Weight quantizers.
 
-        @hookimpl
-        def kaminari_quantizers():
-            return [QuantizerSpec(name="int3", target="my_package.int3:Int3")]
+    @hookimpl
+    def kaminari_quantizers():
+        return [QuantizerSpec(name="int3", target="my_package.int3:Int3")]
     """
 
 
@@ -65,11 +65,11 @@ def kaminari_quantizers() -> Iterable[QuantizerSpec]:  # type: ignore[empty-body
 def kaminari_commands(cli: click.Group) -> None:
     """Add commands to the `kaminari` program.
 
-        @hookimpl
-        def kaminari_commands(cli):
-            @cli.command()
-            def hello():
-                click.echo("hello")
+    @hookimpl
+    def kaminari_commands(cli):
+        @cli.command()
+        def hello():
+            click.echo("hello")
     """
 
 
@@ -77,7 +77,7 @@ def kaminari_commands(cli: click.Group) -> None:
 def kaminari_routes(engines: Mapping[str, Engine]) -> Iterable[Any]:  # type: ignore[empty-body]
     """Starlette routes for the HTTP server; `engines` maps served model names to engines.
 
-        @hookimpl
-        def kaminari_routes(engines):
-            return [Route("/hello", lambda request: PlainTextResponse("hello"))]
+    @hookimpl
+    def kaminari_routes(engines):
+        return [Route("/hello", lambda request: PlainTextResponse("hello"))]
     """
