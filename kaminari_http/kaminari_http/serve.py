@@ -106,25 +106,23 @@ def serve(
     """Serve a model over HTTP: OpenAI's chat completions, our own routes, metrics.
 
     One line with the address is printed when requests can be served. SIGTERM or Ctrl-C ends the server: it takes no more
-    requests and lets the running ones finish; a second signal does not wait for them. The exit code is 0 after the first.
+    requests and lets the running ones finish; a second signal does not wait for them. The exit code is 0.
     """
-    from kaminari_core.launch import open_engine
-    from kaminari_core.progress import terminal_progress
-    from kaminari_http.app import loading_app
     from kaminari_http.server import Server, listen
 
     config = engine_config(**engine_values)
     app_config = AppConfig(api_keys=tuple(api_keys), cors_origins=tuple(cors_origins), max_body=max_body)
-    logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT, stream=sys.stderr, force=True)
-    logging.getLogger("uvicorn").setLevel(logging.DEBUG if log_level == "debug" else logging.WARNING)
-    with closing(listen(host, port)) as listener, _stop_signals(), Server(loading_app(app_config), listener) as server:
-        try:
+    # The port first: whether it can be had is known at once, a model takes its time to load.
+    with closing(listen(host, port)) as listener, _ended_by_signals():
+        _set_up_logging(log_level)
+        from kaminari_core.launch import open_engine
+        from kaminari_core.progress import terminal_progress
+        from kaminari_http.app import loading_app
+
+        with Server(loading_app(app_config), listener) as server:
             with terminal_progress() as progress:
                 engine = open_engine(registry, model, checkpoint, config, progress, served_model_name, warm_up=warm_up)
-        except KeyboardInterrupt:
-            logger.info("stopped while the model was loading")
-            return
-        _serve_until_stopped(registry, engine, server, app_config, drain_seconds)
+            _serve_until_stopped(registry, engine, server, app_config, drain_seconds)
 
 
 def _serve_until_stopped(
@@ -133,9 +131,9 @@ def _serve_until_stopped(
     from kaminari_http.app import build_app
 
     engines = {engine.name: engine}
-    app = build_app(engines, registry.routes(engines), config)
-    server.app = app
     try:
+        app = build_app(engines, registry.routes(engines), config)
+        server.app = app
         click.echo(f"kaminari serves {engine.name} at {server.url}")
         server.wait()
         raise EngineError("the HTTP server ended by itself; the log says why")
@@ -143,15 +141,24 @@ def _serve_until_stopped(
         logger.info("shutting down; running requests may go on for %g s", drain_seconds)
         app.state.service.unavailable = "The server is shutting down."
         engine.close(drain=drain_seconds)
+        logger.info("stopped")
     finally:
         engine.close()
 
 
+def _set_up_logging(level: str) -> None:
+    """A server's log has times in it, and one line a request instead of uvicorn's own, which have no request id."""
+    logging.basicConfig(level=level.upper(), format=LOG_FORMAT, stream=sys.stderr, force=True)
+    logging.getLogger("uvicorn").setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
+
+
 @contextmanager
-def _stop_signals() -> Iterator[None]:
-    """SIGTERM interrupts the main thread as Ctrl-C does."""
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM interrupts the main thread as Ctrl-C does, and for a server both are a good end."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
+    except KeyboardInterrupt:
+        logger.info("stopped at once")
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -24,7 +24,6 @@ from kaminari_core.engine import Engine
 from kaminari_core.protocols import Model
 from kaminari_core.registry import load_registry
 from kaminari_core.scheduler import ContinuousScheduler
-from kaminari_core.testing import EchoModel
 from kaminari_http.app import build_app
 from kaminari_http.config import AppConfig
 from kaminari_http.server import Server, listen
@@ -86,14 +85,6 @@ def running(engine: Engine, *, name: str = "echo", **settings: Any) -> Iterator[
         with httpx2.Client(base_url=server.url, timeout=30) as client:
             yield Running(server.url, engine, app, client)
         engine.close()
-
-
-class SlowEcho(EchoModel):
-    """Takes 5 ms for a step, so that a test can do something in between."""
-
-    def decode(self, step: Any, cache: Any, layer_call: Any) -> torch.Tensor:
-        time.sleep(0.005)
-        return super().decode(step, cache, layer_call)
 
 
 def picture(color: str | tuple[int, ...] = "red", size: tuple[int, int] = (64, 64), kind: str = "PNG") -> str:

@@ -16,7 +16,8 @@ from kaminari_core.testing import EchoModel
 from kaminari_http.app import loading_app
 from kaminari_http.config import AppConfig
 from kaminari_http.server import Server, listen
-from tests.http.serving import Running, SlowEcho, Start, chat_body, picture, picture_message, raw_connection
+from tests.http.echo_plugin import SlowEcho
+from tests.http.serving import Running, Start, chat_body, picture, picture_message, raw_connection
 
 LONG = "x" * 400  # two seconds of a SlowEcho
 

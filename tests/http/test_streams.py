@@ -11,7 +11,8 @@ import torch
 
 from kaminari_core.testing import EchoModel
 from kaminari_http import sse
-from tests.http.serving import Running, SlowEcho, Start, chat_body
+from tests.http.echo_plugin import SlowEcho
+from tests.http.serving import Running, Start, chat_body
 from tests.http.test_native import events_of
 
 
