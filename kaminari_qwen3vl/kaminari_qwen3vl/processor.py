@@ -215,13 +215,22 @@ def check_messages(messages: Sequence[Message]) -> None:
         if message.role != "assistant" and not any(_says_something(part) for part in message.parts):
             raise RequestError(f"{where} has no content", param=f"{where}.content", code="empty_content")
         for number, part in enumerate(message.parts):
-            if isinstance(part, ImagePart) and message.role != "user":
-                raise RequestError(
-                    f"{where} is a {message.role} message and has a picture; pictures belong in user messages",
-                    param=f"{where}.content[{number}]",
-                )
+            _check_part(part, message.role, where, f"{where}.content[{number}]")
     if all(message.role != "user" for message in messages):
         raise RequestError("the request has no user message to reply to", param="messages", code="no_user_message")
+
+
+def _check_part(part: TextPart | ImagePart, role: str, where: str, param: str) -> None:
+    if isinstance(part, ImagePart):
+        if role != "user":
+            raise RequestError(
+                f"{where} is a {role} message and has a picture; pictures belong in user messages", param=param
+            )
+        return
+    try:
+        part.text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{param} is not valid Unicode: {error}", param=param) from error
 
 
 def with_default_task(messages: Sequence[Message]) -> Sequence[Message]:
