@@ -1,7 +1,7 @@
 """Runs a model through one greedy reply without an engine, to be compared with its stock implementation step by step.
 
-The engine hides logits and joins requests; a comparison wants neither. This drives the same calls in the same order: embed,
-prefill in chunks, then one decode step per token over a cache of its own.
+The engine hides logits and joins requests; a comparison wants neither. This makes the model's own calls in the engine's order:
+embed, prefill in chunks, then one decode step per token over a cache that holds this reply alone.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from kaminari_core.cache import StaticCache
-from kaminari_core.decode import DecodeCore
+from kaminari_core.decode import CompiledLayer, run_layer
 from kaminari_core.flow import Embedded, Prepared
-from kaminari_core.protocols import Model, ReferenceRun
+from kaminari_core.protocols import LayerCall, Model, ReferenceRun, Step
 
 
 def greedy(
@@ -29,11 +29,11 @@ def greedy(
 ) -> ReferenceRun:
     """Decode `steps` tokens greedily, past end tokens, and keep the logits of every step, float32 (steps, vocabulary).
 
-    `chunk` is how many prompt positions are prefilled at once, all of them when None. `compile` decodes compiled. `alter`
-    stands between embed and prefill, for tests that break something on purpose.
+    `chunk` is how many prompt positions are prefilled at once, all of them when None. `compile` compiles the decoder layers'
+    step. `alter` stands between embed and prefill, for tests that break something on purpose.
     """
     cache = StaticCache(model.shape, 1, prepared.length + steps, model.device, model.dtype)
-    core = DecodeCore(model, cache, compile=compile)
+    layer_call: LayerCall = CompiledLayer(limit=1) if compile else run_layer
     started = time.perf_counter()
     slot = cache.claim()
     embedded = alter(model.embed(prepared))
@@ -46,7 +46,10 @@ def greedy(
     tokens = [int(logits.argmax())]
     prefilled = time.perf_counter()
     for step in range(steps - 1):
-        logits = core.step([tokens[-1]], [prepared.next_position + step], [prepared.length + step])[0, 0]
+        fed = (tokens[-1], prepared.next_position + step, prepared.length + step)
+        ids, positions, cursors = (torch.tensor([[value]], device=model.device) for value in fed)
+        with torch.inference_mode():
+            logits = model.decode(Step(ids, positions, cursors, cache.max_length), cache, layer_call)[0, 0]
         kept.append(logits.float())
         tokens.append(int(logits.argmax()))
     ended = time.perf_counter()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from kaminari_core.config import EngineConfig
 from kaminari_core.errors import CheckpointError
 from kaminari_core.flow import Embedded, Prepared, Request
+from kaminari_core.launch import resolve_dtype
 from kaminari_core.layers import Attention, Decoder, GatedMLP, RMSNorm
 from kaminari_core.protocols import Cache, Detokenizer, LayerCall, ModelShape, Progress, Step
 from kaminari_core.rope import half_split_table, interleaved_axes, inverse_frequencies, rotate_half_split
@@ -189,10 +190,7 @@ class Qwen3VL:
 
 
 def load(checkpoint: Path, config: EngineConfig, device: torch.device, progress: Progress) -> Qwen3VL:
-    """Load a checkpoint directory; `config.dtype` is the name of a dtype, no longer `auto`.
-
-    Raises CheckpointError for anything in the checkpoint that is missing, damaged or not supported.
-    """
+    """Load a checkpoint directory. Raises CheckpointError for anything in it that is missing, damaged or not supported."""
     found = read_config(checkpoint)
     if found.vision.out_hidden != found.text.hidden:
         raise CheckpointError(
@@ -200,7 +198,7 @@ def load(checkpoint: Path, config: EngineConfig, device: torch.device, progress:
             f"hidden size {found.text.hidden}"
         )
     processor = Processor(checkpoint, found, config)
-    dtype = getattr(torch, config.dtype)
+    dtype = resolve_dtype(config.dtype, device, checkpoint)
     with torch.device("meta"):
         network = Network(found, device)
     ties = TIES if found.text.tied else {}
