@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from kaminari_core.config import EngineConfig
 from kaminari_core.decode import DecodeCore
 from kaminari_core.errors import EngineClosedError, EngineError, KaminariError, QueueFullError, RequestError
-from kaminari_core.flow import Event, Failed, Finished, Request, Result
+from kaminari_core.flow import Event, Failed, Finished, ImagePart, Request, Result
 from kaminari_core.live import Live, Sink
 from kaminari_core.loop import Loop
 from kaminari_core.protocols import Cache, Model, Progress, Scheduler
@@ -87,6 +87,8 @@ class Engine:
         if request.max_tokens is not None and request.max_tokens < 1:
             raise RequestError(f"max_tokens is {request.max_tokens}, but must be at least 1", param="max_tokens")
         validate(request.sampling, self.model.shape.vocabulary)
+        if self.model.shape.image_unit is None:
+            _refuse_pictures(request, self.name)
         with self._changed:
             self._check_open()
             if request.id in self._open:
@@ -236,3 +238,14 @@ class Engine:
     def _fail_open(self, error: KaminariError) -> None:
         for request_id in list(self._open):
             self._send(request_id, Failed(request_id, error))
+
+
+def _refuse_pictures(request: Request, name: str) -> None:
+    for message in request.messages:
+        for part in message.parts:
+            if isinstance(part, ImagePart):
+                raise RequestError(
+                    f"{part.name}: the model {name!r} takes no pictures; leave them out or serve a vision model",
+                    param=part.name,
+                    code="pictures_not_supported",
+                )
