@@ -42,7 +42,7 @@ class Service:
     def engine(self, model: str) -> Engine:
         """The engine that serves a model name.
 
-        Raises RequestError with the names there are, and EngineClosedError while the server is unavailable.
+        Raises RequestError with the names there are, and EngineClosedError while it cannot be used.
         """
         if self.unavailable is not None:
             raise EngineClosedError(self.unavailable)

@@ -51,9 +51,11 @@ class RequestIds:
         try:
             await self._app(scope, receive, send_with_id)
         finally:
+            # What is polled all the time would drown the rest.
+            level = logging.DEBUG if scope["path"] in ("/health", "/metrics") else logging.INFO
             # The path is quoted: what a client sends must not be able to forge a line.
             path, seconds = scope["path"], time.monotonic() - began
-            logger.info("%s %s %r %s %.3fs", request_id, scope["method"], path, status, seconds)
+            logger.log(level, "%s %s %r %s %.3fs", request_id, scope["method"], path, status, seconds)
 
 
 class Failures:
@@ -92,11 +94,13 @@ class Authentication:
         self._keys = tuple(key.encode() for key in keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = self._app if scope["type"] != "http" or self._open(scope) else unauthorized().response()
+        # WebSocket routes of plugins are asked for the key as well; the response then refuses the handshake.
+        closed = scope["type"] in ("http", "websocket") and not self._open(scope)
+        answer = unauthorized().response() if closed else self._app
         await answer(scope, receive, send)
 
     def _open(self, scope: Scope) -> bool:
-        if not self._keys or scope["path"] == "/health" or scope["method"] == "OPTIONS":
+        if not self._keys or scope["path"] == "/health" or scope.get("method") == "OPTIONS":
             return True
         # ASGI header values are bytes; Headers decodes them as latin-1, so encoding again gives what was sent.
         scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")

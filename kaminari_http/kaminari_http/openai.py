@@ -53,7 +53,7 @@ def routes() -> list[Route]:
     """The OpenAI routes."""
     return [
         Route("/v1/models", list_models, methods=["GET"]),
-        Route("/v1/models/{model}", retrieve_model, methods=["GET"]),
+        Route("/v1/models/{model:path}", retrieve_model, methods=["GET"]),
         Route("/v1/chat/completions", complete_chat, methods=["POST"]),
     ]
 
@@ -65,7 +65,7 @@ def list_models(request: HttpRequest) -> Response:
 
 
 def retrieve_model(request: HttpRequest) -> Response:
-    """GET /v1/models/{model}: one of them."""
+    """GET /v1/models/{model:path}: one of them."""
     service, name = service_of(request), request.path_params["model"]
     service.engine(name)
     return _json(ModelCard(name, service.started))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.http.serving import Running, chat_body, picture
+from tests.http.serving import Running, chat_body, picture, picture_message
 
 PATHS = ["/v1/chat/completions", "/generate", "/generate_stream"]
 JSON_TYPE = {"Content-Type": "application/json"}
@@ -177,6 +177,14 @@ def test_known_keys_that_are_not_supported_are_refused_by_name(echo: Running, na
     assert (error["param"], error["code"]) == (name, "unsupported_parameter")
 
 
+def test_picture_for_a_model_without_eyes(echo: Running) -> None:
+    for stream in (False, True):
+        body = {"model": "echo", "messages": [picture_message(picture())], "stream": stream}
+        error = error_of(echo.post("/v1/chat/completions", body))
+        assert (error["code"], error["param"]) == ("pictures_not_supported", "messages[0].content[0]")
+    assert error_of(echo.post("/generate", {"task": "ocr", "images": [picture()]}))["param"] == "images[0]"
+
+
 def test_harmless_values_of_unsupported_keys_and_unknown_keys_are_accepted(echo: Running) -> None:
     fields = {
         "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "parallel_tool_calls": True, "store": False,
@@ -224,7 +232,8 @@ def test_unknown_task_and_model_name_what_there_is(echo: Running) -> None:
     ("method", "path", "status", "code"),
     [
         ("GET", "/", 404, "not_found"),
-        ("GET", "/v1/models/", 404, "not_found"),
+        ("GET", "/v1/models/", 404, "model_not_found"),
+        ("GET", "/v1/models/some/other", 404, "model_not_found"),
         ("POST", "/v1/embeddings", 404, "not_found"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("POST", "/health", 405, "method_not_allowed"),

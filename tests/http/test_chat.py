@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
 import pytest
 from openai import AsyncOpenAI
 
-from tests.http.serving import Running, chat_body, picture, picture_message
+from kaminari_core.testing import EchoModel, TinyModel
+from tests.http.serving import Running, Start, chat_body, open_engine, picture, picture_message, running
 
 USER = [{"role": "user", "content": "hello"}]
 
@@ -200,6 +202,20 @@ def test_default_is_greedy_and_temperature_without_a_seed_varies(tiny: Running) 
     assert len(texts(temperature=1, seed=-5)) == 1
 
 
+def test_a_seed_holds_beside_others_without_one(tiny: Running) -> None:
+    def text(**fields: Any) -> str:
+        body = {"model": "tiny", "messages": USER, "max_tokens": 24, "temperature": 1, **fields}
+        found: str = tiny.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+        return found
+
+    alone = text(seed=11)
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            others = [pool.submit(text) for _ in range(3)]
+            assert pool.submit(text, seed=11).result() == alone
+            assert any(other.result() != alone for other in others)
+
+
 @pytest.mark.parametrize(
     ("fields", "length"),
     [
@@ -226,6 +242,27 @@ def test_ignore_eos_goes_on_past_the_end(echo: Running) -> None:
     reply = echo.chat("hi", ignore_eos=True, max_tokens=9).json()
     assert reply["usage"]["completion_tokens"] == 9
     assert reply["choices"][0]["finish_reason"] == "length"
+
+
+def test_pictures_that_overflow_the_context_are_not_cut(start: Start) -> None:
+    server = start(TinyModel, max_length=100)
+    body = {"model": "echo", "messages": [picture_message(*[picture(size=(192, 192))] * 3)], "max_tokens": 4}
+    for stream in (False, True):
+        error = server.post("/v1/chat/completions", {**body, "stream": stream})
+        assert (error.status_code, error.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert server.post("/v1/chat/completions", {**body, "messages": [picture_message(picture())]}).status_code == 200
+
+
+def test_too_many_pictures(start: Start) -> None:
+    server = start(TinyModel, max_images=2)
+    error = server.post("/generate", {"prompt": "x", "images": [picture()] * 3}).json()["error"]
+    assert (error["code"], error["param"]) == ("too_many_images", "images[2]")
+
+
+def test_names_with_slashes() -> None:
+    with running(open_engine(EchoModel), name="owner/model-2B") as server:
+        assert server.openai().models.retrieve("owner/model-2B").id == "owner/model-2B"
+        assert server.chat("hi", model="owner/model-2B").json()["model"] == "owner/model-2B"
 
 
 def test_models(echo: Running) -> None:

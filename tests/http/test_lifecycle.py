@@ -183,6 +183,8 @@ def test_closing_engine_ends_requests_with_an_error(start: Start, stream: bool) 
     else:
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_closed")
     assert server.chat("more").status_code == 503
+    # Another model's engine would go on; this name is still listed, and its state is what /health is for.
+    assert server.http.get("/v1/models").status_code == 200
     health = server.http.get("/health")
     assert (health.status_code, health.json()["error"]["code"]) == (503, "unhealthy")
 

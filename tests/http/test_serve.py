@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -38,7 +39,8 @@ def serve(folder: Path, model: str, *options: str, **environment: str) -> Iterat
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-c", PROGRAM, "serve", "--model", str(folder), "--port", str(port), *options]
-    variables = {"PATH": "", "OMP_NUM_THREADS": "1", **environment}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("KAMINARI_")}
+    variables = {**inherited, "OMP_NUM_THREADS": "1", **environment}
     process = subprocess.Popen(
         command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
