@@ -244,6 +244,15 @@ def _pictures(directory: Path) -> PictureConfig:
     else:
         name = "processor_config.json"
         found = _Section(str(directory / name), read_json(directory, name)).section("image_processor")
+    for step in ("do_resize", "do_rescale", "do_normalize"):
+        if found.values.get(step, True) is not True:
+            raise CheckpointError(
+                f"{found.where} has {step} off, which no Qwen3-VL has and this package does not support"
+            )
+    if "rescale_factor" in found.values and abs(found.get("rescale_factor", float) - 1 / 255) > 1e-9:
+        raise CheckpointError(
+            f"{found.where} has rescale_factor {found.values['rescale_factor']}; only 1/255 is supported"
+        )
     patch_size, merge_size = found.get("patch_size", int), found.get("merge_size", int)
     # Called edges, but they are areas in pixels.
     size = found.section("size")

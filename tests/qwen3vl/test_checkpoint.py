@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
 from kaminari_core.config import EngineConfig
 from kaminari_core.errors import CheckpointError
@@ -106,6 +107,25 @@ def test_untied_head_in_a_tied_checkpoint_is_kept(
     prepared = model.prepare(ask("x"))
     theirs = load_reference(folder, CPU, torch.float32).greedy(prepared, 8, logits=True)
     assert_same(greedy(model, prepared, 8), theirs)
+
+
+@pytest.mark.parametrize("kind", ["tiny", "tiny-untied", "tiny-moe"])
+def test_checkpoint_saved_again_by_transformers_is_the_same(
+    checkpoints: dict[str, Path],
+    models: dict[str, Qwen3VL],
+    tmp_path: Path,
+    config: EngineConfig,
+    ask: Callable[..., Request],
+    kind: str,
+) -> None:
+    AutoModelForImageTextToText.from_pretrained(checkpoints[kind]).save_pretrained(tmp_path)
+    for file in (*checkpoints[kind].glob("tokenizer*"), checkpoints[kind] / "chat_template.jinja"):
+        shutil.copy(file, tmp_path)
+    AutoImageProcessor.from_pretrained(checkpoints[kind]).save_pretrained(tmp_path)
+    assert "rope_parameters" in json.loads((tmp_path / "config.json").read_text())["text_config"]
+    prepared = models[kind].prepare(ask((96, 64), "Read this."))
+    again = greedy(load(tmp_path, config, CPU, quiet), prepared, 4)
+    assert_same(again, greedy(models[kind], prepared, 4), tolerance=0.0)
 
 
 @pytest.mark.slow

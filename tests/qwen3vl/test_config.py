@@ -138,6 +138,8 @@ def test_missing_text_key_is_named(folder: Path, key: str) -> None:
         ("preprocessor_config.json", lambda v: v["size"].pop("longest_edge"), "size has no longest_edge"),
         ("preprocessor_config.json", lambda v: v.update(patch_size=14), "patch_size .* is 16 in config.json, but 14"),
         ("preprocessor_config.json", lambda v: v.update(image_mean=[0.5]), "must be three numbers"),
+        ("preprocessor_config.json", lambda v: v.update(do_normalize=False), "has do_normalize off"),
+        ("preprocessor_config.json", lambda v: v.update(rescale_factor=1.0), "only 1/255"),
         ("generation_config.json", lambda v: v.update(top_k="20"), "top_k = '20'"),
         ("generation_config.json", lambda v: v.update(eos_token_id=["a"]), r"eos_token_id\[0\] = 'a'"),
     ],
