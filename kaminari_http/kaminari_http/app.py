@@ -51,7 +51,10 @@ class Service:
             raise RequestError(
                 f"The model {model!r} is not served here. Served: {served}.", param="model", code="model_not_found"
             )
-        return self.engines[model]
+        engine = self.engines[model]
+        if not engine.alive:
+            raise EngineClosedError(f"The engine of {model!r} has stopped.")
+        return engine
 
     def trouble(self) -> str | None:
         """Why this server should get no traffic, or None."""

@@ -21,7 +21,7 @@ from starlette.applications import Starlette
 from kaminari_core.cache import StaticCache
 from kaminari_core.config import EngineConfig
 from kaminari_core.engine import Engine
-from kaminari_core.protocols import Model
+from kaminari_core.protocols import Model, Scheduler
 from kaminari_core.registry import load_registry
 from kaminari_core.scheduler import ContinuousScheduler
 from kaminari_http.app import build_app
@@ -64,15 +64,18 @@ def chat_body(text: str, **fields: Any) -> dict[str, Any]:
     return {"model": "echo", "messages": [{"role": "user", "content": text}], **fields}
 
 
-def open_engine(kind: Callable[[EngineConfig], Model], **settings: Any) -> Engine:
+def open_engine(
+    kind: Callable[[EngineConfig], Model],
+    *,
+    scheduler: Callable[[EngineConfig], Scheduler] = ContinuousScheduler,
+    **settings: Any,
+) -> Engine:
     config = EngineConfig(
         **{"device": "cpu", "dtype": "float32", "compile": False, "slots": 4, "max_length": 512, **settings}
     )
     model = kind(config)
     cache = StaticCache(model.shape, config.slots, config.max_length, torch.device("cpu"), torch.float32)
-    engine = Engine(
-        "echo", model, cache, ContinuousScheduler(config), config, tasks={"ocr": "read", "caption": "describe"}
-    )
+    engine = Engine("echo", model, cache, scheduler(config), config, tasks={"ocr": "read", "caption": "describe"})
     engine.start()
     return engine
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +13,8 @@ import httpx2
 import pytest
 
 from kaminari_core.flow import Embedded, Prepared
+from kaminari_core.protocols import Waiting
+from kaminari_core.scheduler import ContinuousScheduler
 from kaminari_core.testing import EchoModel
 from kaminari_http.app import loading_app
 from kaminari_http.config import AppConfig
@@ -201,6 +204,29 @@ def test_draining_finishes_what_runs_and_takes_nothing_more(start: Start) -> Non
         assert server.http.get("/health").status_code == 503
         assert reply.result().text.endswith("data: [DONE]\n\n")
         closing.join()
+
+
+class Superstitious(ContinuousScheduler):
+    """Takes the engine thread down with it when it sees a prompt of 13 tokens."""
+
+    def admit(self, waiting: Sequence[Waiting], free: int, running: int, now: float) -> Sequence[str]:
+        if any(request.prompt_tokens == 13 for request in waiting):
+            raise RuntimeError("thirteen")
+        return super().admit(waiting, free, running, now)
+
+
+def test_dead_engine_ends_all_requests_and_shows_in_health(start: Start) -> None:
+    server = start(SlowEcho, scheduler=Superstitious)
+    with ThreadPoolExecutor() as pool:
+        streamed = pool.submit(server.chat, LONG, stream=True)
+        plain = pool.submit(server.chat, LONG)
+        wait_until(lambda: server.engine.stats().running == 2)
+        killer = server.chat("x" * 12)
+        assert (killer.status_code, plain.result().status_code) == (500, 500)
+        assert '"type":"server_error"' in streamed.result().text.splitlines()[-2]
+    assert server.http.get("/health").status_code == 503
+    assert server.chat("hello").status_code == 503
+    assert server.http.get("/metrics").status_code == 200
 
 
 def test_loading_server_is_unhealthy_and_says_why() -> None:
