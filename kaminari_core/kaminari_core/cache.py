@@ -13,18 +13,29 @@ from kaminari_core.protocols import ModelShape
 
 
 class StaticCache:
-    """Keys and values, each (layers, slots, kv_heads, max_length + 1, head_dim).
+    """Keys and values, each (layers + draft layers, slots, kv_heads, max_length + 1, head_dim).
 
-    The last position of a row is spare: decode rows without a request write there (see `protocols.Step`).
+    The last position of a row is spare: decode rows without a request write there (see `protocols.Step`). `width` is the most
+    tokens of one row in a step, for which a draft head's hidden states are kept.
     """
 
     def __init__(
-        self, shape: ModelShape, slots: int, max_length: int, device: torch.device, dtype: torch.dtype
+        self,
+        shape: ModelShape,
+        slots: int,
+        max_length: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        width: int = 1,
     ) -> None:
-        size = (shape.layers, slots, shape.kv_heads, max_length + 1, shape.head_dim)
+        size = (shape.layers + shape.draft_layers, slots, shape.kv_heads, max_length + 1, shape.head_dim)
         # Zeros, not empty: masked positions are multiplied by zero, and garbage may be not-a-number.
         self.keys: Tensor = torch.zeros(size, device=device, dtype=dtype)
         self.values: Tensor = torch.zeros(size, device=device, dtype=dtype)
+        self.state: Tensor | None = None
+        if shape.draft_layers:
+            self.state = torch.zeros((slots, width, shape.hidden), device=device, dtype=dtype)
         self.slots = slots
         self.max_length = max_length
         self._taken = [False] * slots
@@ -36,8 +47,8 @@ class StaticCache:
 
     @property
     def bytes(self) -> int:
-        """Size of both buffers."""
-        return self.keys.nbytes + self.values.nbytes
+        """Size of all buffers."""
+        return self.keys.nbytes + self.values.nbytes + (0 if self.state is None else self.state.nbytes)
 
     def claim(self) -> int:
         """Take the lowest free slot."""
@@ -55,4 +66,6 @@ class StaticCache:
         assert self._taken[source] and not self._taken[target], f"cannot move slot {source} to {target}"
         self.keys[:, target, :, :length] = self.keys[:, source, :, :length]
         self.values[:, target, :, :length] = self.values[:, source, :, :length]
+        if self.state is not None:
+            self.state[target] = self.state[source]
         self._taken[source], self._taken[target] = False, True

@@ -6,6 +6,7 @@ code, for plugins' commands as well. Nothing here imports torch, so that `kamina
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Any
@@ -73,6 +74,9 @@ def program(registry: Registry) -> Program:
 
 def main() -> None:
     """Entry point of the console script."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What the terminal's encoding lacks is shown as its escape, not as a traceback and not as a question mark.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         cli = program(load_registry(only=selected_plugins()))
     except KaminariError as error:

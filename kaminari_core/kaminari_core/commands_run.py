@@ -31,7 +31,14 @@ TEMPLATE_TOKENS = 256
 
 @click.command()
 @model_options
-@option("--image", "images", multiple=True, metavar="FILE", help="A picture; several are seen in the order given.")
+@option(
+    "--image",
+    "images",
+    type=click.Path(),
+    multiple=True,
+    metavar="FILE",
+    help="A picture; several are seen in the order given.",
+)
 @click.argument("prompt", required=False)
 @option("--task", show_default="ocr when there are pictures", help="A task of the model instead of a PROMPT.")
 @option("--system", metavar="TEXT", help="A system message before the prompt.")

@@ -8,6 +8,7 @@ from typing import Literal
 from kaminari_core.errors import UsageError
 
 Sizing = Literal["bucket", "exact"]
+Draft = Literal["none", "prompt-lookup", "mtp"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +49,20 @@ class EngineConfig:
     """Worker threads that decode pictures and tokenize."""
     prefill_chunk: int = 512
     """Prompt tokens that run through the decoder at once."""
+    draft: Draft = "none"
+    """Speculative decoding: `prompt-lookup` guesses from the row's own text, `mtp` with the model's draft head, `none` is off."""
+    draft_tokens: int = 3
+    """Tokens that are guessed at a time."""
+    draft_auto: bool = True
+    """Pause guessing at numbers of rows where it is measured to lose."""
 
     def __post_init__(self) -> None:
         positive = ("slots", "max_length", "max_tokens", "visual_tokens", "max_images", "max_image_pixels",
-                    "max_request_pixels", "queue", "prepare_threads", "prefill_chunk")  # fmt: skip
+                    "max_request_pixels", "queue", "prepare_threads", "prefill_chunk", "draft_tokens")  # fmt: skip
         for name in positive:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name.replace('_', '-')} is {getattr(self, name)}, but must be at least 1")
         if self.sizing not in ("bucket", "exact"):
             raise UsageError(f"sizing is {self.sizing!r}; choose bucket or exact")
+        if self.draft not in ("none", "prompt-lookup", "mtp"):
+            raise UsageError(f"draft is {self.draft!r}; choose none, prompt-lookup or mtp")

@@ -1,4 +1,4 @@
-"""The decode core: one compiled callable per (rows, length) bucket, run on static buffers.
+"""The decode core: one compiled callable per (rows, length, width) bucket, run on static buffers.
 
 A step is fed by one host-to-device copy of the rows' tokens, positions and cursors, and runs at the smallest batch bucket and
 the smallest length bucket that cover the live rows, so every shape is one of a small fixed set and attention costs what is
@@ -9,22 +9,30 @@ directly.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from kaminari_core.protocols import Cache, Model, Progress, Step
+from kaminari_core.protocols import Cache, DraftingModel, Model, Progress, Step
 
 logger = logging.getLogger(__name__)
 
 SHORTEST_BUCKET = 256
 """Cache positions of the smallest length bucket: below this, attention is a small part of a step."""
 
-Bucket = tuple[int, int]
-"""(rows, length)"""
+
+@dataclass(frozen=True, slots=True, order=True)
+class Bucket:
+    """The shape of one step: batch rows, cache positions that are read, new tokens per row."""
+
+    rows: int
+    length: int
+    width: int = 1
 
 
 def doubling(first: int, last: int) -> tuple[int, ...]:
@@ -65,22 +73,23 @@ class CompiledLayer:
 
 
 class DecodeCore:
-    """Runs decode steps of a model over a cache. Belongs to the engine thread."""
+    """Runs decode steps of a model over a cache. Belongs to the engine thread.
 
-    def __init__(self, model: Model, cache: Cache, *, compile: bool, width: int = 1) -> None:
-        self.model, self.cache = model, cache
+    `widths` are the numbers of tokens per row that steps may have: 1, and k + 1 where k drafted tokens are verified.
+    """
+
+    def __init__(self, model: Model, cache: Cache, *, compile: bool, widths: Sequence[int] = (1,)) -> None:
+        self.model, self.cache, self.widths = model, cache, tuple(widths)
         self.batch_buckets = doubling(1, cache.slots)
         self.length_buckets = doubling(SHORTEST_BUCKET, cache.max_length)
         self._layer_call: Callable[..., Tensor] = run_layer
         self._compiled: CompiledLayer | None = None
         if compile:
-            self._compiled = CompiledLayer(limit=len(self.batch_buckets) * len(self.length_buckets))
+            self._compiled = CompiledLayer(limit=len(self.buckets))
             self._layer_call = self._compiled
+        self._inputs = {width: StepInputs(cache.slots, width, model.device) for width in self.widths}
         self._capture = compile and model.device.type == "cuda"
-        self._graphs: dict[Bucket, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        shape = (3, cache.slots, width)
-        self._staging = torch.zeros(shape, dtype=torch.int64, pin_memory=model.device.type == "cuda")
-        self._inputs = torch.zeros(shape, dtype=torch.int64, device=model.device)
+        self._graphs: dict[tuple[Bucket, bool], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     @property
     def compiles(self) -> int:
@@ -89,54 +98,78 @@ class DecodeCore:
 
     @property
     def buckets(self) -> list[Bucket]:
-        """Every (rows, length) that a step can run at."""
-        return [(rows, length) for rows in self.batch_buckets for length in self.length_buckets]
+        """Every shape that a step can have."""
+        return [Bucket(*sizes) for sizes in itertools.product(self.batch_buckets, self.length_buckets, self.widths)]
 
-    def bucket(self, rows: int, longest: int) -> Bucket:
+    def bucket(self, rows: int, longest: int, width: int = 1) -> Bucket:
         """The smallest bucket for `rows` live rows whose highest cursor is `longest`."""
         batch = next(size for size in self.batch_buckets if size >= rows)
-        return batch, next(size for size in self.length_buckets if size > longest)
+        return Bucket(batch, next(size for size in self.length_buckets if size > longest), width)
 
-    def step(self, tokens: Sequence[int], positions: Sequence[int], cursors: Sequence[int]) -> Tensor:
-        """Decode one token for each live row, row i standing in slot i. Returns the logits (rows, 1, vocabulary).
+    def step(
+        self, tokens: Sequence[Sequence[int]], positions: Sequence[Sequence[int]], cursors: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """Feed each live row its next tokens, row i standing in slot i; returns the logits (rows, width, vocabulary).
 
-        The result lives in a static buffer on CUDA: use it before the next step.
+        All arguments are (rows, width). The result lives in a static buffer on CUDA: use it before the next step.
         """
-        rows, length = self.bucket(len(tokens), max(cursors))
-        idle = [0] * (rows - len(tokens))
-        spare = [self.cache.max_length] * len(idle)
-        feed = [[*tokens, *idle], [*positions, *idle], [*cursors, *spare]]
-        self._staging[:, :rows, 0] = torch.tensor(feed)
-        self._inputs.copy_(self._staging, non_blocking=True)
-        return self._run((rows, length))[: len(tokens)]
+        bucket = self._feed(tokens, positions, cursors, [])
+        return self._run(bucket, drafting=False)[: len(tokens)]
+
+    def draft_step(
+        self,
+        tokens: Sequence[Sequence[int]],
+        positions: Sequence[Sequence[int]],
+        cursors: Sequence[Sequence[int]],
+        ends: Sequence[int],
+    ) -> Tensor:
+        """As `step`, through the model's draft head; returns the logits (rows, vocabulary) at each row's index `ends`."""
+        bucket = self._feed(tokens, positions, cursors, ends)
+        return self._run(bucket, drafting=True)[: len(tokens)]
 
     def warm_up(self, progress: Progress) -> None:
         """Compile and capture every bucket. Must run before any slot is claimed: it writes to spare positions only."""
-        buckets = self.buckets
-        self._staging[:2] = 0
-        self._staging[2] = self.cache.max_length
-        self._inputs.copy_(self._staging)
-        for done, bucket in enumerate(buckets):
-            progress("compile", done, len(buckets))
-            self._run(bucket)
-        progress("compile", len(buckets), len(buckets))
+        for inputs in self._inputs.values():
+            inputs.clear(self.cache.max_length)
+        modes = (False, True) if self.model.shape.draft_layers else (False,)
+        shapes = list(itertools.product(self.buckets, modes))
+        for done, (bucket, drafting) in enumerate(shapes):
+            progress("compile", done, len(shapes))
+            self._run(bucket, drafting=drafting)
+        progress("compile", len(shapes), len(shapes))
 
-    def _run(self, bucket: Bucket) -> Tensor:
+    def _feed(
+        self,
+        tokens: Sequence[Sequence[int]],
+        positions: Sequence[Sequence[int]],
+        cursors: Sequence[Sequence[int]],
+        ends: Sequence[int],
+    ) -> Bucket:
+        spare = self.cache.max_length
+        longest = max(cursor for row in cursors for cursor in row if cursor < spare)
+        bucket = self.bucket(len(tokens), longest, len(tokens[0]))
+        self._inputs[bucket.width].feed(tokens, positions, cursors, ends, rows=bucket.rows, spare=spare)
+        return bucket
+
+    def _run(self, bucket: Bucket, *, drafting: bool) -> Tensor:
         if not self._capture:
-            return self._decode(bucket)
-        if bucket not in self._graphs:
-            self._graphs[bucket] = self._record(bucket)
-        graph, logits = self._graphs[bucket]
+            return self._compute(bucket, drafting)
+        key = bucket, drafting
+        if key not in self._graphs:
+            self._graphs[key] = self._record(bucket, drafting)
+        graph, logits = self._graphs[key]
         graph.replay()
         return logits
 
-    def _decode(self, bucket: Bucket) -> Tensor:
-        rows, length = bucket
-        tokens, positions, cursors = self._inputs[:, :rows]
+    def _compute(self, bucket: Bucket, drafting: bool) -> Tensor:
+        step, ends = self._inputs[bucket.width].view(bucket)
         with torch.inference_mode():
-            return self.model.decode(Step(tokens, positions, cursors, length), self.cache, self._layer_call)
+            if not drafting:
+                return self.model.decode(step, self.cache, self._layer_call)
+            model = cast(DraftingModel, self.model)
+            return model.draft(step, ends, self.cache, self._layer_call)
 
-    def _record(self, bucket: Bucket) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    def _record(self, bucket: Bucket, drafting: bool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Capture one bucket. The first run, outside the graph, compiles and lets libraries allocate their workspaces.
 
         Running a step twice on the same inputs writes the same keys and values twice, so capture needs no copy of the cache.
@@ -144,11 +177,52 @@ class DecodeCore:
         side = torch.cuda.Stream(self.model.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.model.device))
         with torch.cuda.stream(side):
-            self._decode(bucket)
+            self._compute(bucket, drafting)
         torch.cuda.current_stream(self.model.device).wait_stream(side)
         pool = next((graph.pool() for graph, _ in self._graphs.values()), None)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
-            logits = self._decode(bucket)
-        logger.debug("captured the decode step for %d rows and %d positions", *bucket)
+            logits = self._compute(bucket, drafting)
+        logger.debug("captured %s", bucket)
         return graph, logits
+
+
+class StepInputs:
+    """The static input buffers of steps of one width, filled by a single copy to the device."""
+
+    def __init__(self, slots: int, width: int, device: torch.device) -> None:
+        # Three planes of tokens, positions, cursors, and one whose first column is `ends`.
+        shape = (4, slots, width)
+        self._staging = torch.zeros(shape, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._inputs = torch.zeros(shape, dtype=torch.int64, device=device)
+
+    def feed(
+        self,
+        tokens: Sequence[Sequence[int]],
+        positions: Sequence[Sequence[int]],
+        cursors: Sequence[Sequence[int]],
+        ends: Sequence[int],
+        *,
+        rows: int,
+        spare: int,
+    ) -> None:
+        """Fill the first `rows` rows; those without a request get the spare cursor."""
+        width = self._staging.shape[2]
+        idle = rows - len(tokens)
+        nothing = [[0] * width] * idle
+        planes = [[*tokens, *nothing], [*positions, *nothing], [*cursors, *[[spare] * width] * idle]]
+        self._staging[:3, :rows] = torch.tensor(planes)
+        if ends:
+            self._staging[3, : len(ends), 0] = torch.tensor(ends)
+        self._inputs.copy_(self._staging, non_blocking=True)
+
+    def clear(self, spare: int) -> None:
+        """No request in any row."""
+        self._staging.zero_()
+        self._staging[2] = spare
+        self._inputs.copy_(self._staging)
+
+    def view(self, bucket: Bucket) -> tuple[Step, Tensor]:
+        """The step of a bucket and the `ends` (rows) of a drafting one."""
+        tokens, positions, cursors, ends = self._inputs[:, : bucket.rows]
+        return Step(tokens, positions, cursors, bucket.length), ends[:, 0]

@@ -17,10 +17,19 @@ from concurrent.futures import ThreadPoolExecutor
 
 from kaminari_core.config import EngineConfig
 from kaminari_core.decode import DecodeCore
-from kaminari_core.errors import EngineClosedError, EngineError, KaminariError, QueueFullError, RequestError
+from kaminari_core.draft import Drafter, ModelDrafter
+from kaminari_core.errors import (
+    EngineClosedError,
+    EngineError,
+    KaminariError,
+    QueueFullError,
+    RequestError,
+    UsageError,
+)
 from kaminari_core.flow import Event, Failed, Finished, ImagePart, Request, Result
 from kaminari_core.live import Live, Sink
 from kaminari_core.loop import Loop
+from kaminari_core.prompt_lookup import PromptLookup
 from kaminari_core.protocols import Cache, Model, Progress, Scheduler
 from kaminari_core.sampling import validate
 from kaminari_core.stats import Stats
@@ -43,8 +52,9 @@ class Engine:
     ) -> None:
         self.name, self.model, self.config = name, model, config
         self.tasks = dict(tasks or {})
-        self._core = DecodeCore(model, cache, compile=config.compile)
-        self._loop = Loop(model, cache, scheduler, config, self._core)
+        widths = (1,) if config.draft == "none" else (1, config.draft_tokens + 1)
+        self._core = DecodeCore(model, cache, compile=config.compile, widths=widths)
+        self._loop = Loop(model, cache, scheduler, config, self._core, _drafter(config, self._core))
         self._workers = ThreadPoolExecutor(config.prepare_threads, thread_name_prefix=f"{name}-prepare")
         self._thread = threading.Thread(target=self._run, name=f"{name}-engine", daemon=True)
         self._changed = threading.Condition()
@@ -144,6 +154,9 @@ class Engine:
             generated_tokens=loop.generated_tokens,
             compiles=core.compiles,
             finished=dict(loop.finished),
+            drafts_proposed=loop.drafts_proposed,
+            drafts_accepted=loop.drafts_accepted,
+            drafts_paused=loop.drafting_paused,
         )
 
     def close(self, drain: float = 0.0) -> None:
@@ -249,3 +262,16 @@ def _refuse_pictures(request: Request, name: str) -> None:
                     param=part.name,
                     code="pictures_not_supported",
                 )
+
+
+def _drafter(config: EngineConfig, core: DecodeCore) -> Drafter | None:
+    """What `--draft` names. Raises UsageError when the model has no draft head to use."""
+    if config.draft == "none":
+        return None
+    if config.draft == "prompt-lookup":
+        return PromptLookup()
+    if core.cache.state is None:
+        raise UsageError(
+            "this model has no draft head (or the checkpoint lacks its weights); use --draft prompt-lookup"
+        )
+    return ModelDrafter(core, config.draft_tokens)

@@ -195,6 +195,14 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Drafts:
+    """Speculative decoding of one request: tokens that were guessed, and how many of them the model then chose."""
+
+    proposed: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Timings:
     """Where the time of one request went, in seconds.
 
@@ -231,6 +239,7 @@ class Result:
     saw: tuple[Saw, ...]
     batch_size: int
     """The largest number of rows that were decoded together with this one, itself included."""
+    drafts: Drafts = Drafts()
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,8 @@ def open_engine(
     if config.max_length > longest:
         logger.info("max-length is lowered from %d to %d, the model's longest sequence", config.max_length, longest)
         config = dataclasses.replace(config, max_length=longest)
-    cache = cache_spec.load()(loaded.shape, config.slots, config.max_length, device, loaded.dtype)
+    width = 1 if config.draft == "none" else config.draft_tokens + 1
+    cache = cache_spec.load()(loaded.shape, config.slots, config.max_length, device, loaded.dtype, width=width)
     scheduler = scheduler_spec.load()(config)
     engine = Engine(name or spec.name, loaded, cache, scheduler, config, tasks=spec.tasks)
     if warm_up and config.compile:

@@ -20,7 +20,8 @@ from collections.abc import Callable
 
 import torch
 
-from kaminari_core.flow import Embedded, Event, FinishDetail, Prepared, Request, Result, Timings, Usage
+from kaminari_core.flow import Drafts, Embedded, Event, FinishDetail, Prepared, Request, Result, Timings, Usage
+from kaminari_core.prompt_lookup import GramIndex
 from kaminari_core.protocols import Detokenizer, ModelShape
 from kaminari_core.reply import REASONS, Reply
 from kaminari_core.sampling import RowSampler
@@ -33,8 +34,8 @@ Sink = Callable[[Event], None]
 class Live:
     """One request inside the engine.
 
-    `length` counts the cache positions it fills, `position` is the rotary position of the next token to feed, `last` that
-    token's id, `slot` its cache row (-1 while it has none).
+    `length` counts the cache positions it fills, `slot` is its cache row (-1 while it has none), `chosen` lists the ids of all
+    generated tokens, of which the last is not in the cache yet, and `fresh` those of the last step. `grams` is prompt lookup's.
     """
 
     def __init__(
@@ -53,7 +54,11 @@ class Live:
         self.submitted, self.ready = submitted, time.monotonic()
         self.admitted = self.first_token = self.last_token = 0.0
         self.sampling = self.finalize = 0.0
-        self.slot, self.length, self.position, self.last = -1, 0, prepared.next_position, -1
+        self.slot, self.length = -1, 0
+        self.chosen: list[int] = []
+        self.fresh: list[int] = []
+        self.proposed = self.accepted = 0
+        self.grams: GramIndex | None = None
         self.embedded: Embedded | None = None
         self.batch_size = 0
         request = prepared.request
@@ -69,6 +74,10 @@ class Live:
     def request(self) -> Request:
         """The request as it was submitted."""
         return self.prepared.request
+
+    def rotary(self, cursor: int) -> int:
+        """The rotary position of the token at cache position `cursor`, which lies behind the prompt or is its last."""
+        return self.prepared.next_position + cursor - self.prepared.length
 
     def note_token(self, now: float, sampling: float) -> None:
         """Record when a token was chosen and this row's share of the time choosing took."""
@@ -89,6 +98,7 @@ class Live:
             timings=self._timings(now, device),
             saw=self.prepared.saw,
             batch_size=self.batch_size,
+            drafts=Drafts(self.proposed, self.accepted),
         )
 
     def _timings(self, now: float, device: torch.device) -> Timings:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from kaminari_core.config import EngineConfig
 from kaminari_core.decode import DecodeCore
+from kaminari_core.draft import Drafter, Gain
 from kaminari_core.errors import EngineError, KaminariError
-from kaminari_core.flow import Alternative, Delta, Failed, Finished
+from kaminari_core.flow import Alternative, Delta, Failed, Finished, Token
 from kaminari_core.live import Live
 from kaminari_core.protocols import Cache, Model, Scheduler, Waiting
 from kaminari_core.sampling import logprobs
@@ -30,20 +31,34 @@ class Loop:
     """The rows of one engine and the step that moves them on."""
 
     def __init__(
-        self, model: Model, cache: Cache, scheduler: Scheduler, config: EngineConfig, core: DecodeCore
+        self,
+        model: Model,
+        cache: Cache,
+        scheduler: Scheduler,
+        config: EngineConfig,
+        core: DecodeCore,
+        drafter: Drafter | None,
     ) -> None:
         self._model, self._cache, self._scheduler, self._core = model, cache, scheduler, core
-        self._config = config
+        self._config, self._drafter = config, drafter
+        self._drafts_width = config.draft_tokens + 1
+        self._gain = Gain(judge=config.draft_auto)
         self.waiting: dict[str, Live] = {}
         self.admitted: deque[Live] = deque()
         self.rows: list[Live] = []
         self.finished: Counter[str] = Counter()
         self.steps = self.decoded_rows = self.prompt_tokens = self.generated_tokens = 0
+        self.drafts_proposed = self.drafts_accepted = 0
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
         return not (self.waiting or self.admitted or self.rows)
+
+    @property
+    def drafting_paused(self) -> tuple[int, ...]:
+        """The numbers of rows at which drafting is off because it loses."""
+        return self._gain.paused
 
     @property
     def running(self) -> int:
@@ -105,7 +120,6 @@ class Loop:
     def _prefill(self) -> None:
         """Advance the oldest admitted request by a chunk, or to its end when no row is waiting for its next token."""
         live = self.admitted[0]
-        started = time.monotonic()
         logits: Tensor | None = None
         try:
             with torch.inference_mode():
@@ -119,7 +133,8 @@ class Loop:
                 if live.length == live.prepared.length:
                     assert logits is not None, "a prompt has at least one token"
                     self._enter(live)
-                    self._emit([live], logits[None], started)
+                    self._emit([live], logits[None, None], [[]])
+                    self._retire_ended([live])
         except Exception as error:
             self._drop(live)
             self._fail(live, _wrapped("prefill", error))
@@ -137,53 +152,89 @@ class Loop:
             neighbour.batch_size = max(neighbour.batch_size, len(self.rows))
 
     def _decode(self) -> None:
-        rows = self.rows
+        rows = list(self.rows)
         started = time.monotonic()
         try:
-            logits = self._core.step(
-                [live.last for live in rows], [live.position for live in rows], [live.length for live in rows]
-            )
-            for live in rows:
-                live.length += 1
-                live.position += 1
+            guesses = self._guess(rows)
+            logits = self._core.step(*_feed(rows, guesses, self._drafts_width, self._cache.max_length))
             self.steps += 1
             self.decoded_rows += len(rows)
-            self._emit(list(rows), logits[:, 0], started)
+            before = self.generated_tokens
+            self._emit(rows, logits, guesses)
+            for live in rows:
+                live.length += len(live.fresh)
+            self._gain.note(len(rows), any(guesses), self.generated_tokens - before, time.monotonic() - started)
+            self._retire_ended(rows)
         except Exception as error:
             failure = _wrapped("decode step", error)
-            for index in reversed(range(len(rows))):
+            for index in reversed(range(len(self.rows))):
                 self._fail(self._retire(index), failure)
 
-    def _emit(self, rows: Sequence[Live], logits: Tensor, started: float) -> None:
-        """Choose one token per row from logits (rows, vocabulary), send the new text, end the rows that are done."""
-        computed = time.monotonic()
-        tokens = self._choose(rows, logits)
-        chosen = time.monotonic()
-        for live, token, row_logits in zip(rows, tokens, logits, strict=True):
-            begun = time.monotonic()
-            live.note_token(begun, (chosen - computed) / len(rows))
-            live.last = token
-            logprob, top = _report(live, token, row_logits)
-            text, taken = live.reply.take(token, logprob, top)
-            live.send(Delta(live.request.id, text, taken))
-            live.finalize += time.monotonic() - begun
-        self.generated_tokens += len(rows)
-        for live in sorted(rows, key=lambda live: -live.slot):
-            if live.reply.finish is not None:
-                self._retire(live.slot)
-                self._finish(live, "")
+    def _guess(self, rows: Sequence[Live]) -> list[list[int]]:
+        """Drafted tokens for each row, no more than may still be generated or than its cache row has room for."""
+        if self._drafter is None or not self._gain.drafting(len(rows)):
+            return [[] for _ in rows]
+        guesses = []
+        for live, guess in zip(rows, self._drafter.propose(rows, self._config.draft_tokens), strict=True):
+            room = min(live.reply.remaining, self._cache.max_length - live.length) - 1
+            guesses.append(guess[: max(0, room)])
+            live.proposed += len(guesses[-1])
+        return guesses
 
-    def _choose(self, rows: Sequence[Live], logits: Tensor) -> list[int]:
-        """One token id per row. The only wait for the device in a step is the read at the end."""
+    def _emit(self, rows: Sequence[Live], logits: Tensor, guesses: Sequence[Sequence[int]]) -> None:
+        """Choose tokens for each row from logits (rows, width, vocabulary) and send the new text.
+
+        A row takes one token, and one more for every guess that turns out to be what it chose.
+        """
+        computed = time.monotonic()
+        first = self._choose(rows, logits)
+        sampling = (time.monotonic() - computed) / len(rows)
+        for live, chosen, row_logits, guess in zip(rows, first, logits, guesses, strict=True):
+            begun = time.monotonic()
+            live.note_token(begun, sampling)
+            self._take(live, chosen, row_logits, guess)
+            live.finalize += time.monotonic() - begun
+            self.generated_tokens += len(live.fresh)
+
+    def _choose(self, rows: Sequence[Live], logits: Tensor) -> list[list[int]]:
+        """The likeliest token at every position, (rows, width), but the sampled one at the first of a row that samples.
+
+        The read at the end is the only wait for the device in a step without drafts.
+        """
         with torch.inference_mode():
             chosen = logits.argmax(dim=-1)
             for index, live in enumerate(rows):
                 if not live.sampler.is_greedy:
-                    chosen[index] = live.sampler.choose(logits[index])
-        tokens: list[int] = chosen.tolist()
-        for live, token in zip(rows, tokens, strict=True):
-            live.sampler.accept(token)
+                    chosen[index, 0] = live.sampler.choose(logits[index, 0])
+        tokens: list[list[int]] = chosen.tolist()
         return tokens
+
+    def _take(self, live: Live, chosen: Sequence[int], logits: Tensor, guess: Sequence[int]) -> None:
+        """Add this step's tokens to a row's reply: go on behind each guess that was chosen."""
+        live.fresh = []
+        text = ""
+        taken: list[Token] = []
+        for index in range(len(guess) + 1):
+            token = chosen[index]
+            if index > 0 and not live.sampler.is_greedy:
+                token = int(live.sampler.choose(logits[index]))
+            live.sampler.accept(token)
+            live.fresh.append(token)
+            added, tokens = live.reply.take(token, *_report(live, token, logits[index]))
+            text += added
+            taken += tokens
+            right = index < len(guess) and token == guess[index]
+            live.accepted += right
+            if live.reply.ended or not right:
+                break
+        live.chosen += live.fresh
+        live.send(Delta(live.request.id, text, tuple(taken)))
+
+    def _retire_ended(self, rows: Sequence[Live]) -> None:
+        for live in sorted(rows, key=lambda live: -live.slot):
+            if live.reply.ended:
+                self._retire(live.slot)
+                self._finish(live, "")
 
     def _retire(self, row: int) -> Live:
         """Free a row; the last live row moves into its place."""
@@ -213,11 +264,28 @@ class Loop:
             live.send(Delta(live.request.id, tail, ()))
         result = live.result(time.monotonic(), self._model.device)
         self.finished[result.finish_reason] += 1
+        self.drafts_proposed += live.proposed
+        self.drafts_accepted += live.accepted
         live.send(Finished(live.request.id, result))
 
     def _fail(self, live: Live, error: KaminariError) -> None:
         self.finished["failed"] += 1
         live.send(Failed(live.request.id, error))
+
+
+def _feed(
+    rows: Sequence[Live], guesses: Sequence[Sequence[int]], width: int, spare: int
+) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
+    """Tokens, rotary positions and cursors of a step: each row's last token and its guesses, padded to one width."""
+    width = width if any(guesses) else 1
+    tokens, positions, cursors = [], [], []
+    for live, guess in zip(rows, guesses, strict=True):
+        idle = width - 1 - len(guess)
+        used = range(live.length, live.length + 1 + len(guess))
+        tokens.append([live.chosen[-1], *guess, *[0] * idle])
+        positions.append([*map(live.rotary, used), *[0] * idle])
+        cursors.append([*used, *[spare] * idle])
+    return tokens, positions, cursors
 
 
 def _report(live: Live, token: int, logits: Tensor) -> tuple[float | None, tuple[Alternative, ...]]:

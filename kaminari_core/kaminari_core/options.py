@@ -21,7 +21,11 @@ from kaminari_core.config import EngineConfig
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"dtype": ("auto", "float32", "bfloat16", "float16"), "sizing": get_args(config.Sizing)}
+    {
+        "dtype": ("auto", "float32", "bfloat16", "float16"),
+        "sizing": get_args(config.Sizing),
+        "draft": get_args(config.Draft),
+    }
 )
 
 

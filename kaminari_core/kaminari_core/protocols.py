@@ -30,6 +30,8 @@ class ModelShape:
 
     `max_positions` is the longest sequence the model supports; `end_tokens` all ids that end a reply; `image_unit` the side of
     one visual token in pixels and `min_visual_tokens` the fewest tokens of one picture, both None for a text-only model.
+    `draft_layers` counts the layers of a draft head, whose keys and values lie behind those of the decoder layers; 0 without
+    one, or when it is not used.
     """
 
     layers: int
@@ -42,11 +44,12 @@ class ModelShape:
     end_tokens: tuple[int, ...]
     image_unit: int | None = None
     min_visual_tokens: int | None = None
+    draft_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The inputs of one decode step for `rows` live rows of `width` new tokens each (width 1 without speculation).
+    """The inputs of one decode step for `rows` live rows of `width` new tokens each (width 1 where no drafts are verified).
 
     `tokens` and `positions` (rotary) are int64 (rows, width). `cursors`, int64 (rows, width), are the cache positions that
     the new keys and values are written to; a query sees the keys at positions up to its own cursor. `length` bounds what is
@@ -64,11 +67,13 @@ class Step:
 class Cache(Protocol):
     """Keys and values at fixed addresses, one row per slot.
 
-    `keys` and `values` are (layers, slots, kv_heads, max_length + 1, head_dim); the last position is spare (see `Step`).
+    `keys` and `values` are (layers + draft layers, slots, kv_heads, max_length + 1, head_dim); the last position is spare (see
+    `Step`). `state` is (slots, widest step, hidden) where there is a draft head, which continues from it, else None.
     """
 
     keys: Tensor
     values: Tensor
+    state: Tensor | None
     slots: int
     max_length: int
 
@@ -139,6 +144,20 @@ class Model(Protocol):
 
     def detokenizer(self) -> Detokenizer:
         """A fresh detokenizer for one reply."""
+        ...
+
+
+class DraftingModel(Model, Protocol):
+    """A model with a draft head. Its prefill and decode leave the last hidden states in `cache.state` where that is not None:
+    prefill that of the last position at index 0, decode those of its whole width.
+    """
+
+    def draft(self, step: Step, ends: Tensor, cache: Cache, layer_call: LayerCall) -> Tensor:
+        """Run the draft head; returns the logits (rows, vocabulary) of each row at its index `ends`, int64 (rows).
+
+        Token i of a row follows the hidden state i of `cache.state`; the cursors are the positions of those states. The head's
+        own hidden state at `ends` is left at index 0 of `cache.state`, from where a chained step goes on.
+        """
         ...
 
 

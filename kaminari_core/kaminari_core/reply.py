@@ -52,6 +52,11 @@ class Reply:
         """Whether the reply takes no more tokens."""
         return self.finish is not None
 
+    @property
+    def remaining(self) -> int:
+        """How many more tokens may be generated."""
+        return self._limit - self.generated
+
     def alternative(self, token: int, logprob: float) -> Alternative:
         """A token with its bytes, for log-probability reports."""
         data = self._detokenizer.token_bytes(token)

@@ -60,7 +60,11 @@ class ModelSpec(Spec):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec(Spec):
-    """A KV cache. The target is called as `target(shape, slots, max_length, device, dtype)` and returns a `protocols.Cache`."""
+    """A KV cache.
+
+    The target is called as `target(shape, slots, max_length, device, dtype, width=width)`, where `width` is the most tokens of
+    one row in a step, and returns a `protocols.Cache`.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ class Stats:
 
     `preparing`, `waiting` and `running` are requests; `finished` maps finish reasons (and `failed`) to requests; `compiles`
     is how many graphs the decode step has compiled; `rows` is the sum of live rows over all `steps`, so rows / steps is the
-    mean batch.
+    mean batch; `drafts_paused` are the numbers of rows at which guessing loses and is off.
     """
 
     preparing: int
@@ -30,6 +30,9 @@ class Stats:
     generated_tokens: int
     compiles: int
     finished: Mapping[str, int]
+    drafts_proposed: int = 0
+    drafts_accepted: int = 0
+    drafts_paused: tuple[int, ...] = ()
 
 
 def peak_memory(device: torch.device) -> int:

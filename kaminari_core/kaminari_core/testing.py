@@ -68,7 +68,7 @@ class EchoModel:
         """Store the script and say its first token."""
         cache.keys[0, slot, 0, start:stop] = embedded.hidden[start:stop]
         cache.values[0, slot, 0, 0] = embedded.hidden.shape[0]
-        return _one_hot(cache.keys[0, slot, 0, 0, 0].long())
+        return one_hot(cache.keys[0, slot, 0, 0, 0].long())
 
     def decode(self, step: Step, cache: Cache, layer_call: LayerCall) -> Tensor:
         """Say the script's next token, looked up in each row's own cache row."""
@@ -77,7 +77,7 @@ class EchoModel:
         following = step.cursors - lengths + 1
         script = cache.keys[0, :rows, 0, :, 0].long()
         said = script.gather(1, following.clamp(min=0, max=script.shape[1] - 1))
-        return _one_hot(torch.where(following < lengths, said, END_TOKEN))
+        return one_hot(torch.where(following < lengths, said, END_TOKEN))
 
     def detokenizer(self) -> ByteDetokenizer:
         """Token n below 256 is the byte n."""
@@ -192,5 +192,6 @@ def _check_length(length: int, longest: int) -> None:
         )
 
 
-def _one_hot(tokens: Tensor) -> Tensor:
+def one_hot(tokens: Tensor) -> Tensor:
+    """Logits that leave no doubt: float32 (..., VOCABULARY), one at the token and zero elsewhere."""
     return torch.nn.functional.one_hot(tokens, VOCABULARY).to(torch.float32)

@@ -8,7 +8,7 @@ from torch._dynamo.utils import counters
 
 from kaminari_core.cache import StaticCache
 from kaminari_core.config import EngineConfig
-from kaminari_core.decode import DecodeCore, doubling
+from kaminari_core.decode import Bucket, DecodeCore, doubling
 from kaminari_core.flow import Embedded
 from kaminari_core.testing import TinyModel
 
@@ -32,8 +32,8 @@ def _greedy(core: DecodeCore, lengths: tuple[int, ...], steps: int) -> list[list
             embedded = Embedded(model.decoder.embed_tokens(ids), torch.arange(length)[None])
             rows.append([int(model.prefill(embedded, 0, length, core.cache, slot).argmax())])
     for done in range(steps):
-        at = [length + done for length in lengths]
-        tokens = core.step([row[-1] for row in rows], at, at)[:, 0].argmax(-1).tolist()
+        at = [[length + done] for length in lengths]
+        tokens = core.step([[row[-1]] for row in rows], at, at)[:, 0].argmax(-1).tolist()
         for row, token in zip(rows, tokens, strict=True):
             row.append(token)
     return rows
@@ -48,10 +48,10 @@ def test_bucket_sizes_double_up_to_the_limit(first: int, last: int, expected: tu
 
 def test_the_smallest_bucket_that_covers_the_rows_is_used() -> None:
     core = _core(compile=False, slots=6)
-    assert core.bucket(1, 0) == (1, 256)
-    assert core.bucket(3, 255) == (4, 256)
-    assert core.bucket(5, 256) == (6, 512)
-    assert core.bucket(6, LENGTH - 1) == (6, 512)
+    assert core.bucket(1, 0) == Bucket(1, 256)
+    assert core.bucket(3, 255, 4) == Bucket(4, 256, 4)
+    assert core.bucket(5, 256) == Bucket(6, 512)
+    assert core.bucket(6, LENGTH - 1) == Bucket(6, 512)
 
 
 def test_one_compile_per_bucket_none_after_warm_up_and_the_same_tokens() -> None:
@@ -80,6 +80,6 @@ def test_rows_without_a_request_leave_the_cache_alone() -> None:
     core.cache.keys.uniform_(-1, 1)
     core.cache.values.uniform_(-1, 1)
     before = core.cache.keys.clone()
-    core.step([1, 2, 3], [5, 6, 7], [5, 6, 7])
+    core.step([[1], [2], [3]], [[5], [6], [7]], [[5], [6], [7]])
     changed = (core.cache.keys != before).any(dim=-1).any(dim=2).any(dim=0)
     assert changed.nonzero().tolist() == [[0, 5], [1, 6], [2, 7], [3, LENGTH]]

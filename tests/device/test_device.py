@@ -50,8 +50,8 @@ def test_compiled_and_captured_steps_give_the_eager_tokens_and_keep_their_addres
                 embedded = Embedded(model.decoder.embed_tokens(ids), torch.arange(length, device=model.device)[None])
                 tokens.append([int(model.prefill(embedded, 0, length, core.cache, slot).argmax())])
         for done in range(16):
-            at = [length + done for length in lengths]
-            chosen = core.step([row[-1] for row in tokens], at, at)[:, 0].argmax(-1).tolist()
+            at = [[length + done] for length in lengths]
+            chosen = core.step([[row[-1]] for row in tokens], at, at)[:, 0].argmax(-1).tolist()
             for row, token in zip(tokens, chosen, strict=True):
                 row.append(token)
         rows[compile] = tokens
