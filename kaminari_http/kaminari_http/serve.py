@@ -133,15 +133,16 @@ def _serve_until_stopped(
     engines = {engine.name: engine}
     try:
         app = build_app(engines, registry.routes(engines), config)
-        server.app = app
-        click.echo(f"kaminari serves {engine.name} at {server.url}")
-        server.wait()
-        raise EngineError("the HTTP server ended by itself; the log says why")
-    except KeyboardInterrupt:
-        logger.info("shutting down; running requests may go on for %g s", drain_seconds)
-        app.state.service.unavailable = "The server is shutting down."
-        engine.close(drain=drain_seconds)
-        logger.info("stopped")
+        try:
+            server.app = app
+            click.echo(f"kaminari serves {engine.name} at {server.url}")
+            server.wait()
+            raise EngineError("the HTTP server ended by itself; the log says why")
+        except KeyboardInterrupt:
+            logger.info("shutting down; running requests may go on for %g s", drain_seconds)
+            app.state.service.unavailable = "The server is shutting down."
+            engine.close(drain=drain_seconds)
+            logger.info("stopped")
     finally:
         engine.close()
 

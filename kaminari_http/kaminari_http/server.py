@@ -64,7 +64,8 @@ class Server:
             timeout_graceful_shutdown=CLOSE_SECONDS,
         )
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, args=([listener],), name="http", daemon=True)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(listener,), name="http", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -80,7 +81,14 @@ class Server:
 
     def wait(self) -> None:
         """Wait until the server ends, which it does not do by itself; a signal's exception ends the wait."""
-        self._thread.join()
+        # Not Thread.join: Python 3.11 takes a thread for ended when joining it is interrupted, and the last join would not wait.
+        self._ended.wait()
+
+    def _run(self, listener: socket.socket) -> None:
+        try:
+            self._server.run([listener])
+        finally:
+            self._ended.set()
 
     async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self.app(scope, receive, send)
