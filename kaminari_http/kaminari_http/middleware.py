@@ -125,9 +125,12 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        declared = Headers(scope=scope).get("content-length", "")
+        headers = Headers(scope=scope)
+        declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._most:
-            await self._drop(receive)
+            # A client that waits to be told to go on (RFC 9110, section 10.1.1) has sent nothing, and is told not to.
+            if headers.get("expect", "").lower() != "100-continue":
+                await self._drop(receive)
             await failure_of(self._error()).response()(scope, receive, send)
             return
         seen = 0

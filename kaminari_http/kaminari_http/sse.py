@@ -29,7 +29,7 @@ class EventStream(EventSourceResponse):
     """Streams the events of a call; ends the call whatever way the response ends, even when it never began."""
 
     def __init__(self, call: Call, events: AsyncIterator[bytes]) -> None:
-        super().__init__(_guarded(events), ping=KEEP_ALIVE_SECONDS, ping_message_factory=_keep_alive, sep="\n")
+        super().__init__(_guarded(call, events), ping=KEEP_ALIVE_SECONDS, ping_message_factory=_keep_alive, sep="\n")
         self._call = call
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -49,16 +49,16 @@ async def open_stream(call: Call, events: AsyncIterator[bytes]) -> EventStream:
     return EventStream(call, events)
 
 
-async def _guarded(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _guarded(call: Call, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The events, and after a failure the error object as the last one: the status has been sent already."""
     try:
         async for data in events:
             yield data
     except KaminariError as error:
-        logger.warning("a stream failed: %s", error)
+        logger.warning("%s failed in its stream: %s", call.http_id, error)
         yield b"data: " + failure_of(error).json() + b"\n\n"
     except Exception as error:
-        logger.exception("a stream failed")
+        logger.exception("%s failed in its stream", call.http_id)
         yield b"data: " + failure_of(error).json() + b"\n\n"
 
 

@@ -85,6 +85,14 @@ def test_streamed_chunks(echo: Running) -> None:
     assert chunks[-1].model_extra["kaminari"]["choices"][0]["finish_detail"] == "end_token"
 
 
+def test_streaming_helper_of_the_client(echo: Running) -> None:
+    body = chat_body("hello", n=2, stream_options={"include_usage": True})
+    with echo.openai().chat.completions.stream(**body) as stream:
+        reply = stream.get_final_completion()
+    assert [choice.message.content for choice in reply.choices] == ["hello", "hello"]
+    assert reply.usage.completion_tokens == 12
+
+
 def test_family_emoji_and_combining_letters_stream_whole(echo: Running) -> None:
     text = "\N{MAN}\N{ZERO WIDTH JOINER}\N{WOMAN}\N{ZERO WIDTH JOINER}\N{GIRL} d\N{COMBINING CARON} \u6f22"
     chunks = list(echo.openai().chat.completions.create(**chat_body(text), stream=True))

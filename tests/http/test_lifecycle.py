@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import torch
 
 from kaminari_core.flow import Embedded, Prepared
 from kaminari_core.protocols import Waiting
@@ -84,16 +85,27 @@ def test_client_that_leaves_while_it_sends(echo: Running) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_bounded_queue(start: Start, stream: bool) -> None:
-    server = start(SlowEcho, slots=1, queue=3)
+    gate = threading.Event()
+
+    class Gated(EchoModel):
+        def prefill(self, *arguments: Any) -> torch.Tensor:
+            assert gate.wait(20)
+            return super().prefill(*arguments)
+
+    server = start(Gated, slots=1, queue=3)
     with ThreadPoolExecutor(20) as pool:
-        replies = list(pool.map(lambda _: server.chat("z" * 40, stream=stream), range(20)))
-    refused = [reply for reply in replies if reply.status_code == 429]
-    served = [reply for reply in replies if reply.status_code == 200]
-    assert len(refused) + len(served) == 20
-    assert 4 <= len(served) <= 6
-    for reply in refused:
-        assert int(reply.headers["retry-after"]) >= 1
-        assert (reply.json()["error"]["type"], reply.json()["error"]["code"]) == ("rate_limit_error", "queue_full")
+        waiting = [pool.submit(server.chat, "first", stream=stream)]
+        wait_until(lambda: server.engine.stats().running == 1)
+        waiting += [pool.submit(server.chat, "more", stream=stream) for _ in range(19)]
+        # One runs and three wait; the others are refused while nothing moves.
+        wait_until(lambda: sum(future.done() for future in waiting) == 16)
+        gate.set()
+        replies = [future.result() for future in waiting]
+    assert sorted(reply.status_code for reply in replies) == [200] * 4 + [429] * 16
+    for reply in replies:
+        if reply.status_code == 429:
+            assert int(reply.headers["retry-after"]) >= 1
+            assert (reply.json()["error"]["type"], reply.json()["error"]["code"]) == ("rate_limit_error", "queue_full")
     server.settle()
     assert server.chat("after").status_code == 200
 

@@ -137,6 +137,12 @@ class TestBodyLimit:
             reply = small.http.post("/generate", content=content, headers=headers)
             assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
 
+    def test_client_that_asks_first_is_told_not_to_send(self, small: Running) -> None:
+        with raw_connection(small.url) as client:
+            head = "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\nExpect: 100-continue\r\n\r\n"
+            client.sendall(head.encode())
+            assert client.recv(100).split()[1] == b"413"
+
     @pytest.mark.parametrize("length", [b"-1", b"1e3", b"9" * 40])
     def test_absurd_lengths(self, small: Running, length: bytes) -> None:
         with raw_connection(small.url) as client:
