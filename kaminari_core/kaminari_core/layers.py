@@ -51,6 +51,22 @@ class GatedMLP(nn.Module):
         return down
 
 
+class PatchEmbedding(nn.Module):
+    """The patch embedding of a vision tower as a matrix product, with the parameters of the Conv3d that it replaces.
+
+    A Conv3d whose stride equals its kernel is a matrix product, which some libraries run very slowly in bfloat16.
+    """
+
+    def __init__(self, channels: int, frames: int, patch_size: int, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(hidden, channels, frames, patch_size, patch_size))
+        self.bias = nn.Parameter(torch.empty(hidden))
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """(patches, channels * frames * height * width) to (patches, hidden), in the dtype of the weights."""
+        return F.linear(patches.to(self.weight.dtype), self.weight.flatten(1), self.bias)
+
+
 def attention_mask(step: Step, group: int) -> Tensor:
     """The boolean mask (R, 1, G * W, length) that lets each query of a decode step see the keys up to its own cursor.
 
@@ -168,7 +184,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(blocks)
         self.norm = RMSNorm(hidden, norm_eps)
         self.lm_head = nn.Linear(hidden, vocabulary, bias=False)
-        self._axes, self._table, self._group = tuple(axes), table, group
+        self._axes, self._table, self.group = tuple(axes), table, group
         self._frequencies: Tensor | None = None
         self._scalar: tuple[Tensor, Tensor] | None = None
 
@@ -177,27 +193,50 @@ class Decoder(nn.Module):
         self._frequencies = frequencies
         self._scalar = scalar_table(positions, frequencies, self._table, dtype)
 
-    def prefill(self, embedded: Embedded, start: int, stop: int, cache: Cache, slot: int) -> Tensor:
-        """Run prompt positions [start, stop) of one slot; returns the logits (V,) of the last of them."""
-        assert self._frequencies is not None, "set_rotary was not called"
+    def hidden_states(self, embedded: Embedded, start: int, stop: int, cache: Cache, slot: int) -> Tensor:
+        """Run prompt positions [start, stop) of one slot; returns their hidden states (S, H) behind the final norm."""
         hidden = embedded.hidden[start:stop]
-        angles = rotary_angles(embedded.positions[:, start:stop], self._frequencies, self._axes)
-        cos, sin = self._table(angles, hidden.dtype)
+        cos, sin = self.prompt_tables(embedded.positions[:, start:stop], hidden.dtype)
         for index, layer in enumerate(self.layers):
             block = cast(Block, layer)
             hidden = block.prefill(hidden, cos, sin, cache.keys[index, slot], cache.values[index, slot], start)
             if index in embedded.after_layer:
                 hidden = hidden + embedded.after_layer[index][start:stop]
-        logits: Tensor = self.lm_head(self.norm(hidden[-1:]))
+        normed: Tensor = self.norm(hidden)
+        return normed
+
+    def prefill(self, embedded: Embedded, start: int, stop: int, cache: Cache, slot: int) -> Tensor:
+        """Run prompt positions [start, stop) of one slot; returns the logits (V,) of the last of them."""
+        return self.next_token(self.hidden_states(embedded, start, stop, cache, slot), cache, slot)
+
+    def next_token(self, hidden: Tensor, cache: Cache, slot: int) -> Tensor:
+        """The logits (V,) behind the last of some hidden states (S, H), which a draft head is left in `cache.state`."""
+        if cache.state is not None:
+            cache.state[slot, 0] = hidden[-1]
+        logits: Tensor = self.lm_head(hidden[-1:])
         return logits[0]
 
     def decode(self, step: Step, cache: Cache, layer_call: LayerCall) -> Tensor:
         """Run one step for all rows; returns the logits (R, W, V)."""
-        assert self._scalar is not None, "set_rotary was not called"
-        cos, sin = (table[step.positions][:, :, None] for table in self._scalar)
-        mask = attention_mask(step, self._group)
+        cos, sin = self.step_tables(step)
+        mask = attention_mask(step, self.group)
         hidden = self.embed_tokens(step.tokens)
         for index, layer in enumerate(self.layers):
             hidden = layer_call(layer, hidden, cos, sin, cache.keys[index], cache.values[index], step.cursors, mask)
-        logits: Tensor = self.lm_head(self.norm(hidden))
+        hidden = self.norm(hidden)
+        if cache.state is not None:
+            rows, width = step.tokens.shape
+            cache.state[:rows, :width] = hidden
+        logits: Tensor = self.lm_head(hidden)
         return logits
+
+    def prompt_tables(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin (S, D) of prompt positions, int64 (axes, S)."""
+        assert self._frequencies is not None, "set_rotary was not called"
+        return self._table(rotary_angles(positions, self._frequencies, self._axes), dtype)
+
+    def step_tables(self, step: Step) -> tuple[Tensor, Tensor]:
+        """cos and sin (R, W, 1, D) of a decode step."""
+        assert self._scalar is not None, "set_rotary was not called"
+        cos, sin = self._scalar
+        return cos[step.positions][:, :, None], sin[step.positions][:, :, None]

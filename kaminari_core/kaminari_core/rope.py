@@ -15,6 +15,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+Segment = int | tuple[int, int]
+"""A run of so many text tokens, or one picture's grid (rows, columns) of visual tokens."""
+
 Rotation = Callable[[Tensor, Tensor, Tensor], Tensor]
 """`rotation(x, cos, sin)`: turn the features of x (..., head_dim) by the angles of broadcastable tables (..., head_dim)."""
 
@@ -40,6 +43,27 @@ def interleaved_axes(sections: Sequence[int]) -> list[int]:
 def contiguous_axes(sections: Sequence[int]) -> list[int]:
     """The axis of each frequency where each axis has one block of neighbouring frequencies (GLM-OCR)."""
     return [axis for axis, size in enumerate(sections) for _ in range(size)]
+
+
+def rotary_positions(segments: Sequence[Segment]) -> tuple[Tensor, int]:
+    """M-RoPE positions (time, height, width) of a prompt, int64 (3, length), and the position of the token after it.
+
+    Text counts up on all axes together. A picture that begins at position p has p, p + row and p + column, and what follows
+    begins at p + max(rows, columns). The same numbers as `get_rope_index` of transformers' models of the Qwen2-VL line.
+    """
+    base = 0
+    parts = []
+    for segment in segments:
+        if isinstance(segment, int):
+            parts.append((base + torch.arange(segment)).expand(3, -1))
+            base += segment
+        else:
+            rows, columns = segment
+            row = torch.arange(rows).repeat_interleave(columns)
+            column = torch.arange(columns).repeat(rows)
+            parts.append(base + torch.stack((torch.zeros_like(row), row, column)))
+            base += max(rows, columns)
+    return torch.cat(parts, dim=1), base
 
 
 def rotary_angles(positions: Tensor, frequencies: Tensor, axes: Sequence[int]) -> Tensor:

@@ -54,6 +54,15 @@ class Rule:
     transposed: bool = False
 
 
+def fused(pattern: str, target: str, **parts: int) -> list[Rule]:
+    """One rule for each part of a fused parameter; `parts` are their row counts in order, `{}` in the pattern their names."""
+    found, start = [], 0
+    for name, rows in parts.items():
+        found.append(Rule(pattern.format(name), target, rows=(start, start + rows)))
+        start += rows
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     """One tensor of the checkpoint, as its file's header describes it."""
@@ -128,6 +137,11 @@ def load_weights(
         _tie(module, target, source, own=target not in absent)
     left = [name for name, tensor in _tensors(module) if tensor.is_meta]
     assert not left, f"tensors left on meta after loading: {left}"
+
+
+def tensor_names(directory: Path) -> frozenset[str]:
+    """The names of a checkpoint's tensors, from the headers of its files. Raises CheckpointError as `load_weights` does."""
+    return frozenset(_read_headers(directory))
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
@@ -305,7 +319,7 @@ def _tie(module: nn.Module, target: str, source: str, *, own: bool) -> None:
     shared = module.get_parameter(source)
     if own and not torch.equal(module.get_parameter(target), shared):
         _log.warning(
-            "config.json ties %s to %s, but the checkpoint has different tensors for them: both are kept",
+            "the checkpoint has different tensors for %s and %s, which are one elsewhere: both are kept",
             target,
             source,
         )

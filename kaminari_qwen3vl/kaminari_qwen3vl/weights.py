@@ -6,7 +6,7 @@ module has the fused forms. Read beside the same file of another model package, 
 
 from __future__ import annotations
 
-from kaminari_core.weights import Rule
+from kaminari_core.weights import Rule, fused
 from kaminari_qwen3vl.config import Config
 
 TIES = {"decoder.lm_head.weight": "decoder.embed_tokens.weight"}
@@ -20,8 +20,8 @@ def rules(config: Config) -> list[Rule]:
     """The rules for `load_weights`."""
     text = config.text
     q, kv = text.heads * text.head_dim, text.kv_heads * text.head_dim
-    attention = _fused(_LAYER + r"self_attn\.{}_proj\.weight", _BLOCK + "attention.qkv_proj.weight", q=q, k=kv, v=kv)
-    mlp = _fused(
+    attention = fused(_LAYER + r"self_attn\.{}_proj\.weight", _BLOCK + "attention.qkv_proj.weight", q=q, k=kv, v=kv)
+    mlp = fused(
         _LAYER + r"mlp\.{}_proj\.weight",
         _BLOCK + "mlp.gate_up_proj.weight",
         gate=text.intermediate,
@@ -40,12 +40,3 @@ def rules(config: Config) -> list[Rule]:
         Rule(r"model\.visual\.patch_embed\.proj\.(weight|bias)", r"vision.tower.patch_embed.\1"),
         Rule(r"model\.visual\.(.+)", r"vision.tower.\1"),
     ]
-
-
-def _fused(pattern: str, target: str, **parts: int) -> list[Rule]:
-    """One rule for each part of a fused parameter; `parts` are their row counts in order, `{}` in the pattern their names."""
-    found, start = [], 0
-    for name, rows in parts.items():
-        found.append(Rule(pattern.format(name), target, rows=(start, start + rows)))
-        start += rows
-    return found

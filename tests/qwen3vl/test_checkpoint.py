@@ -188,7 +188,7 @@ def test_image_token_that_is_no_special_token(tiny_random: Path, tmp_path: Path,
     shutil.copytree(tiny_random, folder)
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(values | {"image_token_id": 65}))
-    with pytest.raises(CheckpointError, match="image_token_id 65 is no special token"):
+    with pytest.raises(CheckpointError, match="image_token_id 65 is no added token"):
         load(folder, config, CPU, quiet)
 
 

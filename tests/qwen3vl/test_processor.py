@@ -18,10 +18,11 @@ from kaminari_core.config import EngineConfig
 from kaminari_core.errors import RequestError
 from kaminari_core.flow import ImagePart, Message, Prepared, Request, TextPart
 from kaminari_core.images import open_picture
+from kaminari_core.rope import rotary_positions
 from kaminari_qwen3vl.config import read_config
 from kaminari_qwen3vl.model import Qwen3VL
 from kaminari_qwen3vl.plugin import TASKS
-from kaminari_qwen3vl.processor import Processor, rotary_positions
+from kaminari_qwen3vl.processor import Processor
 from kaminari_qwen3vl.reference import StockQwen3VL
 
 
