@@ -67,11 +67,6 @@ def resolve_checkpoint(spec: ModelSpec, checkpoint: str) -> Path:
     )
 
 
-def checkpoint_bytes(folder: Path) -> int:
-    """Size of the weight files of a checkpoint directory."""
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-
-
 def _model_type(folder: Path) -> str:
     path = folder / "config.json"
     try:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from kaminari_core.config import EngineConfig
 from kaminari_core.errors import CheckpointError
 from kaminari_core.flow import Embedded, Prepared, Request
-from kaminari_core.launch import resolve_dtype
 from kaminari_core.layers import Attention, Decoder, GatedMLP, RMSNorm
+from kaminari_core.placement import resolve_dtype
 from kaminari_core.protocols import Cache, Detokenizer, LayerCall, ModelShape, Progress, Step
 from kaminari_core.rope import half_split_table, interleaved_axes, inverse_frequencies, rotate_half_split
 from kaminari_core.weights import load_weights

@@ -14,7 +14,8 @@ from kaminari_core.checkpoint import resolve
 from kaminari_core.config import EngineConfig
 from kaminari_core.errors import CheckpointError, UnknownNameError, UsageError
 from kaminari_core.flow import Message, Request, TextPart
-from kaminari_core.launch import FLOAT32_BELOW, open_engine, resolve_device, resolve_dtype
+from kaminari_core.launch import open_engine
+from kaminari_core.placement import FLOAT32_BELOW, resolve_device, resolve_dtype
 from kaminari_core.progress import silent
 from kaminari_core.registry import Registry
 
