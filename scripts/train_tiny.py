@@ -19,12 +19,14 @@ from torch.multiprocessing.spawn import spawn
 
 from training.architecture import build
 from training.batches import Batch, Stream
-from training.evaluate import measure
+from training.check import check
+from training.evaluate import held_out, measure
 from training.folder import load, save
 from training.forward import Reader
-from training.losses import total_loss
+from training.losses import Weights, total_loss
 from training.optimizer import Optimizer
-from training.plan import PLANS, Stage
+from training.plan import PLANS, TOWER_BUDGET, TOWER_MIX, Stage
+from training.record import describe
 
 PROCESSES = 2
 WARM_STEPS = 50
@@ -57,7 +59,8 @@ class Trainer:
 
     def _run_stage(self, stage: Stage) -> None:
         seed = 1000 * self.options.seed + 10 * self.step + self.rank
-        stream = iter(Stream(seed, stage.mix, stage.budget))
+        reading = iter(Stream(seed, stage.mix, stage.budget))
+        seeing = iter(Stream(seed + 2, TOWER_MIX, TOWER_BUDGET))
         began, first = time.monotonic(), self.step
         while True:
             # All processes must leave the stage at the same step: the first one's clock decides.
@@ -65,19 +68,22 @@ class Trainer:
             distributed.broadcast(spent, 0)
             if spent >= 1:
                 return
-            scale = min(1.0, (self.step - first + 1) / WARM_STEPS) * (1 - float(spent) if stage.cool else 1.0)
-            self._update(next(stream), stage, scale)
+            rate = stage.rates[0] + (stage.rates[1] - stage.rates[0]) * float(spent)
+            scale = rate * min(1.0, (self.step - first + 1) / WARM_STEPS)
+            alone = self.step % stage.tower_every == 0
+            self._update(next(seeing if alone else reading), stage.weights, alone, scale)
             if time.monotonic() - self.saved_at > SAVE_SECONDS:
                 self._save()
                 self.saved_at = time.monotonic()
 
-    def _update(self, batch: Batch, stage: Stage, scale: float) -> None:
+    def _update(self, batch: Batch, weights: Weights, alone: bool, scale: float) -> None:
+        """Make one step on a batch, on the vision tower `alone` or on everything."""
         with torch.autocast("cpu", torch.bfloat16):
-            if stage.weights.read:
-                outputs = self.reader(batch.patches, batch.grid, batch.ids, batch.positions, batch.answer)
-            else:
+            if alone:
                 outputs = self.reader(batch.patches, batch.grid)
-        loss, parts = total_loss(outputs, batch, stage.weights)
+            else:
+                outputs = self.reader(batch.patches, batch.grid, batch.ids, batch.positions, batch.answer)
+        loss, parts = total_loss(outputs, batch, weights)
         self.reader.zero_grad(set_to_none=True)
         torch.autograd.backward(loss)
         norm = self.optimizer.share_gradients()
@@ -87,7 +93,7 @@ class Trainer:
         keep = min(AVERAGE, self.step / (self.step + 20))
         with torch.no_grad():
             torch._foreach_lerp_(list(self.average.values()), list(self.reader.parameters()), 1 - keep)
-        if self.rank == 0 and self.step % 10 == 0:
+        if self.rank == 0 and self.step % 10 in (0, 1):
             self._log({"grid": list(batch.grid), "norm": round(norm, 3), "rate": round(scale, 3)}, parts)
 
     def _log(self, facts: dict[str, object], parts: dict[str, float]) -> None:
@@ -130,11 +136,25 @@ def export(state: Path, folder: Path) -> None:
 
 def run(rank: int, options: argparse.Namespace) -> None:
     """Train as one of the processes."""
+    # A session of its own: Linux shares processor time among sessions before it looks at niceness.
+    os.setsid()
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(options.port))
     distributed.init_process_group("gloo", rank=rank, world_size=PROCESSES)
     Trainer(rank, options).run()
+
+
+def evaluate(folder: Path, out: Path) -> None:
+    """Check and measure a checkpoint folder; write OUT/evaluation.json, and OUT/train_tiny.json when OUT holds a log."""
+    torch.set_num_threads(1)
+    check(folder, held_out("line", 8) + held_out("few", 1))
+    result = measure(Reader(load(folder)))
+    (out / "evaluation.json").write_text(json.dumps(result, indent=1) + "\n")
+    log = out / "log.jsonl"
+    if log.exists():
+        content = describe("python scripts/train_tiny.py --plan whole", log, result)
+        (out / "train_tiny.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
 def main() -> None:
@@ -153,9 +173,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.evaluate:
-        torch.set_num_threads(1)
-        result = measure(Reader(load(options.evaluate)))
-        (options.out / "evaluation.json").write_text(json.dumps(result, indent=2) + "\n")
+        evaluate(options.evaluate, options.out)
         return
     spawn(run, args=(options,), nprocs=PROCESSES)  # type: ignore[no-untyped-call]
 

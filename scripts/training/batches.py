@@ -6,7 +6,7 @@ Shapes: B pictures, N patches each, V = N / 4 visual tokens, S sequence length, 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,8 @@ class Mix:
     """Shares of the picture kinds and of the prompts.
 
     `glimpse` one to three characters; `line`, `scramble` single lines; `few` two to four lines; `receipt` up to sixteen.
-    `spoken` is the share of batches whose prompt has a text. `pitch` bounds the distance of baselines in pixels.
+    `spoken` is the share of batches whose prompt has a text, `pairs` that of two pictures to a turn. `pitch` bounds the
+    distance of baselines in pixels.
     """
 
     glimpse: float = 0.0
@@ -37,6 +38,7 @@ class Mix:
     few: float = 0.0
     receipt: float = 0.0
     spoken: float = 0.2
+    pairs: float = 0.1
     pitch: tuple[float, float] = (22.0, 34.0)
 
 
@@ -111,17 +113,38 @@ def draw_picture(random: np.random.Generator, words: Words, mix: Mix) -> Picture
             words, style, random, int(random.integers(2, 5)), int(random.integers(130, 289)), pitch, 0.2
         )
     count = int(random.integers(4, 17))
-    return draw_receipt(words, style, random, count, int(random.integers(160, 289)), min(pitch, 480 / count), 0.1)
+    # Beyond 256 px a tall receipt takes a canvas twice as large, half of it empty: rarely worth its work.
+    width = int(random.integers(160, 289 if random.random() < 0.05 else 257))
+    return draw_receipt(words, style, random, count, width, min(pitch, 480 / count), 0.1)
 
 
-def picture_positions(before: int, grid: tuple[int, int], after: int) -> Tensor:
-    """Give the three rows of rotary positions (3, S) of `before` text tokens, a picture, then `after` text tokens."""
+def turn_positions(ids: Sequence[int], grid: tuple[int, int]) -> Tensor:
+    """Give the three rows of rotary positions (3, S) of token ids whose pictures all have one grid."""
     rows, columns = grid
-    head = torch.arange(before).expand(3, -1)
     down = torch.arange(rows).repeat_interleave(columns)
-    picture = before + torch.stack([torch.zeros_like(down), down, torch.arange(columns).repeat(rows)])
-    tail = before + max(grid) + torch.arange(after).expand(3, -1)
-    return torch.cat([head, picture, tail], dim=1)
+    across = torch.arange(columns).repeat(rows)
+    parts, now, index = [], 0, 0
+    while index < len(ids):
+        if ids[index] == prompt.IMAGE_PAD:
+            parts.append(now + torch.stack([torch.zeros_like(down), down, across]))
+            now, index = now + max(grid), index + rows * columns
+        else:
+            parts.append(torch.full((3, 1), now))
+            now, index = now + 1, index + 1
+    return torch.cat(parts, dim=1)
+
+
+def join(first: Sample, second: Sample) -> Sample:
+    """Make one sample of two pictures of one grid whose texts are read one after the other."""
+    tokens = first.grid[0] * first.grid[1]
+    return Sample(
+        canvas=np.stack([first.canvas, second.canvas]),
+        grid=first.grid,
+        text=f"{first.text}\n{second.text}",
+        characters=np.concatenate([first.characters, second.characters]),
+        spaced=np.concatenate([first.spaced, second.spaced]),
+        blocks=np.concatenate([first.blocks, [-1], np.where(second.blocks < 0, -1, second.blocks + tokens)]),
+    )
 
 
 def _guides(sample: Sample) -> tuple[list[int], list[int]]:
@@ -142,8 +165,8 @@ def _guides(sample: Sample) -> tuple[list[int], list[int]]:
 def collate(samples: list[Sample], text: str, longest: int) -> Batch:
     """Make the tensors of a step from samples of one grid and one prompt text, answers padded to `longest` tokens."""
     grid = samples[0].grid
-    tokens = grid[0] * grid[1]
-    start = prompt.prompt_ids([tokens], text)
+    pictures = len(samples[0].characters) // (4 * grid[0] * grid[1])
+    start = prompt.prompt_ids([grid[0] * grid[1]] * pictures, text)
     answers = [[*prompt.encode(sample.text), prompt.IM_END] for sample in samples]
     size = (len(samples), longest)
     labels, reading, upcoming = (torch.full(size, fill) for fill in (IGNORED, -1, -1))
@@ -155,14 +178,14 @@ def collate(samples: list[Sample], text: str, longest: int) -> Batch:
         seen, coming = _guides(sample)
         reading[row, : len(answer)] = torch.tensor(seen)
         upcoming[row, : len(answer)] = torch.tensor(coming)
-    before = start.index(prompt.IMAGE_PAD)
+    canvases = np.stack([sample.canvas for sample in samples])
     return Batch(
-        patches=cut_patches(torch.from_numpy(np.stack([sample.canvas for sample in samples]))),
+        patches=cut_patches(torch.from_numpy(canvases.reshape(-1, *canvases.shape[-2:]))),
         grid=grid,
         characters=torch.from_numpy(np.stack([sample.characters for sample in samples])),
         spaced=torch.from_numpy(np.stack([sample.spaced for sample in samples])),
         ids=ids,
-        positions=picture_positions(before, grid, ids.shape[1] - before - tokens),
+        positions=turn_positions(ids[0].tolist(), grid),
         answer=len(start) - 1,
         labels=labels,
         reading=reading,
@@ -201,7 +224,14 @@ class Stream:
             pool = self.pools[(*sample.grid, longest)]
             pool.append(sample)
             if len(pool) * cost(tokens, longest) >= self.budget:
-                yield collate(pool, self._text(), longest)
+                if len(pool) > 8 and self.random.random() < self.mix.pairs:
+                    half = len(pool) // 2
+                    pairs = [
+                        join(first, second) for first, second in zip(pool[:half], pool[half : 2 * half], strict=True)
+                    ]
+                    yield collate(pairs, self._text(), 2 * longest)
+                else:
+                    yield collate(pool, self._text(), longest)
                 pool.clear()
 
     def _text(self) -> str:

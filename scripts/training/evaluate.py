@@ -13,9 +13,9 @@ from torch import Tensor
 
 from make_pages import Picture, Words, draw_line, draw_receipt, draw_style, sample_receipt
 from training import prompt
-from training.batches import picture_positions
+from training.batches import turn_positions
 from training.canvas import place
-from training.forward import Reader, cut_patches, rotate
+from training.forward import Reader, add_tokens, cut_patches, place_tokens, rotate
 
 KINDS = ("line", "scramble", "few", "receipt")
 
@@ -59,16 +59,17 @@ def read(reader: Reader, pictures: Sequence[Picture], text: str = "", most: int 
     return answers
 
 
-def _decode(reader: Reader, canvases: Tensor, grid: tuple[int, int], text: str, most: int) -> list[list[int]]:
-    start = prompt.prompt_ids([grid[0] * grid[1]], text)
-    count = len(canvases)
-    before = start.index(prompt.IMAGE_PAD)
-    positions = picture_positions(before, grid, len(start) - before - grid[0] * grid[1] + most)
+def _decode(
+    reader: Reader, canvases: Tensor, grid: tuple[int, int], text: str, most: int, pictures: int = 1
+) -> list[list[int]]:
+    """Answer turns of so many pictures each, canvases (turns * pictures, H, W), with at most `most` tokens."""
+    start = prompt.prompt_ids([grid[0] * grid[1]] * pictures, text)
+    count = len(canvases) // pictures
+    positions = turn_positions(start + [0] * most, grid)
     _, tokens, deep = reader.see(cut_patches(canvases), grid)
     model = reader.model.model.language_model
-    states = model.embed_tokens(torch.tensor(start).expand(count, -1))
-    span = slice(before, before + tokens.shape[1])
-    states = torch.cat([states[:, : span.start], tokens, states[:, span.stop :]], dim=1)
+    columns = torch.tensor([index for index, token in enumerate(start) if token == prompt.IMAGE_PAD])
+    states = place_tokens(model.embed_tokens(torch.tensor(start).expand(count, -1)), tokens, columns)
     cosine, sine = model.rotary_emb(states, positions[:, None])
     keys: list[Tensor] = [torch.empty(0)] * len(model.layers)
     values: list[Tensor] = [torch.empty(0)] * len(model.layers)
@@ -93,7 +94,7 @@ def _decode(reader: Reader, canvases: Tensor, grid: tuple[int, int], text: str, 
             states = states + attention.o_proj(mixed.transpose(1, 2).reshape(count, length, -1))
             states = states + layer.mlp(layer.post_attention_layernorm(states))
             if step == 0 and index < len(deep):
-                states = states + F.pad(deep[index], (0, 0, span.start, length - span.stop))
+                states = add_tokens(states, deep[index], columns)
         place_now += length
         chosen = reader.model.lm_head(model.norm(states[:, -1])).argmax(-1)
         chosen = torch.where(done, prompt.ENDOFTEXT, chosen)
@@ -103,6 +104,15 @@ def _decode(reader: Reader, canvases: Tensor, grid: tuple[int, int], text: str, 
             break
         states = model.embed_tokens(chosen)[:, None]
     return [[token for token in row if token < 256] for row in torch.stack(ids, dim=1).tolist()]
+
+
+def _measure_pairs(reader: Reader, lines: list[Picture]) -> float:
+    """Read lines of one grid two to a turn and give the error rate of their joined texts."""
+    canvases = torch.stack([torch.from_numpy(place(picture.pixels).pixels) for picture in lines])
+    with torch.no_grad():
+        answers = [prompt.decode(ids) for ids in _decode(reader, canvases, (1, 8), "", 96, pictures=2)]
+    truths = [f"{first.text}\n{second.text}" for first, second in zip(lines[::2], lines[1::2], strict=True)]
+    return error_rate(truths, answers)
 
 
 def measure(reader: Reader) -> dict[str, object]:
@@ -123,6 +133,8 @@ def measure(reader: Reader) -> dict[str, object]:
         pictures = held_out("line", 60)
         rate = error_rate([picture.text for picture in pictures], read(reader, pictures, text))
         result[f"line, asked {text!r}"] = {"error_rate": round(rate, 5)}
+    lines = [picture for picture in held_out("line", 300) if place(picture.pixels).grid == (1, 8)][:100]
+    result["pair"] = {"error_rate": round(_measure_pairs(reader, lines), 5), "turns": len(lines) // 2}
     receipt = sample_receipt()
     [answer] = read(reader, [receipt], prompt.TASKS[0])
     result["sample"] = {"error_rate": round(error_rate([receipt.text], [answer]), 5), "answer": answer.split("\n")}

@@ -1,8 +1,7 @@
 """A batched training forward over the modules of `Qwen3VLForConditionalGeneration`.
 
 All pictures of a batch share one grid, so the vision attention is one dense call; grey pictures repeat one plane over
-channels and frames, so the patch embedding is folded to that plane. `check_forward` compares it with the
-library's own.
+channels and frames, so the patch embedding is folded to that plane. `training.check` compares it with the library's own.
 
 Shapes: B pictures, N patches each, V = N / 4 visual tokens, S sequence length, A answer length, D hidden size.
 """
@@ -48,6 +47,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
         return F.scaled_dot_product_attention(
             query.float(), key.float(), value.float(), is_causal=causal, enable_gqa=query.shape[1] != key.shape[1]
         )
+
+
+def place_tokens(states: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
+    """Put visual tokens (B * pictures, V, D) in place of the embeddings (B, S, D) at columns (pictures * V)."""
+    return states.index_copy(1, columns, tokens.reshape(len(states), len(columns), -1).to(states.dtype))
+
+
+def add_tokens(states: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
+    """Add deepstack rows (B * pictures, V, D) to the states (B, S, D) at columns (pictures * V)."""
+    return states.index_add(1, columns, tokens.reshape(len(states), len(columns), -1).to(states.dtype))
 
 
 class Reader(nn.Module):
@@ -129,7 +138,7 @@ class Reader(nn.Module):
     ) -> Outputs:
         """Read a batch.
 
-        `patches` (B, N, 256); `ids` (B, S) with one picture at the same place in all rows; `positions` (3, S);
+        `patches` (B * pictures, N, 256); `ids` (B, S) with the pictures at the same place in all rows; `positions` (3, S);
         `answer` is the index of the last prompt token. Without `ids` only the vision tower runs.
         """
         hidden, tokens, deep = self.see(patches, grid)
@@ -137,10 +146,8 @@ class Reader(nn.Module):
         if ids is None or positions is None:
             return Outputs(None, patch_logits, block_logits, [])
         text = self.model.model.language_model
-        first = int((ids[0] == self.model.config.image_token_id).nonzero()[0])
-        span = slice(first, first + tokens.shape[1])
-        states = text.embed_tokens(ids)
-        states = torch.cat([states[:, : span.start], tokens, states[:, span.stop :]], dim=1)
+        columns = (ids[0] == self.model.config.image_token_id).nonzero().flatten()
+        states = place_tokens(text.embed_tokens(ids), tokens, columns)
         cosine, sine = text.rotary_emb(states, positions[:, None])
         guides: list[Tensor] = []
         for index, layer in enumerate(text.layers):
@@ -150,11 +157,10 @@ class Reader(nn.Module):
                     scores = (query[:, head, answer:] @ key[:, head // 2].transpose(1, 2)).float() * 32**-0.5
                     future = torch.ones(scores.shape[1:], dtype=torch.bool).triu(answer + 1)
                     scores = scores.masked_fill(future, float("-inf"))
-                    guides.append(scores.log_softmax(-1)[:, :, span])
+                    guides.append(scores.log_softmax(-1)[:, :, columns])
             states = states + layer.mlp(layer.post_attention_layernorm(states))
             if index < len(deep):
-                padded = F.pad(deep[index], (0, 0, span.start, states.shape[1] - span.stop))
-                states = states + padded
+                states = add_tokens(states, deep[index], columns)
         states = text.norm(states[:, answer:])
         return Outputs(self.model.lm_head(states), patch_logits, block_logits, guides)
 

@@ -14,11 +14,10 @@ from training.forward import CLASSES, GUIDES, SLOTS, Outputs
 
 @dataclass(frozen=True)
 class Weights:
-    """How much each help counts beside the answer loss; `read` False trains the vision tower alone."""
+    """How much each help counts beside the answer loss."""
 
     dense: float = 1.0
     guide: float = 1.0
-    read: bool = True
 
 
 def dense_loss(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

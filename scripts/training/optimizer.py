@@ -55,17 +55,18 @@ class Optimizer:
         self.world = distributed.get_world_size() if distributed.is_initialized() else 1
 
     def share_gradients(self) -> float:
-        """Average the gradients over the processes, clip them to norm one, give the norm before."""
-        gradients = [weight.grad if weight.grad is not None else torch.zeros_like(weight) for _, weight in self.named]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        """Average the gradients over the processes, clip them to norm one, give the norm before.
+
+        Weights without a gradient must be the same ones in all processes; `step` leaves them as they are.
+        """
+        active = [weight for _, weight in self.named if weight.grad is not None]
+        flat = torch.cat([weight.grad.flatten() for weight in active if weight.grad is not None])
         if self.world > 1:
             distributed.all_reduce(flat)
             flat /= self.world
         norm = float(flat.norm())
         flat *= min(1.0, 1.0 / (norm + 1e-6))
-        for (_, weight), piece in zip(
-            self.named, torch.split(flat, [weight.numel() for _, weight in self.named]), strict=True
-        ):
+        for weight, piece in zip(active, torch.split(flat, [weight.numel() for weight in active]), strict=True):
             weight.grad = piece.view_as(weight)
         return norm
 
@@ -75,8 +76,13 @@ class Optimizer:
             group["lr"] = self.adam_rate * scale
         self.adam.step()
         shaped: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
-        updates = [torch.zeros_like(weight) for _, weight in self.matrices]
-        for (name, weight), momentum, update in zip(self.matrices, self.momentum, updates, strict=True):
+        active = [
+            (named, momentum)
+            for named, momentum in zip(self.matrices, self.momentum, strict=True)
+            if named[1].grad is not None
+        ]
+        updates = [torch.zeros_like(weight) for (_, weight), _ in active]
+        for ((name, weight), momentum), update in zip(active, updates, strict=True):
             assert weight.grad is not None
             momentum.lerp_(weight.grad, 0.05)
             nesterov = weight.grad.lerp(momentum, 0.95)
@@ -99,7 +105,7 @@ class Optimizer:
             ]
         rate = self.muon_rate * scale
         with torch.no_grad():
-            for (_, weight), update in zip(self.matrices, updates, strict=True):
+            for ((_, weight), _), update in zip(active, updates, strict=True):
                 weight.mul_(1 - rate * self.decay).add_(update, alpha=-rate)
 
     def state(self) -> dict[str, object]:

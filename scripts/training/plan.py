@@ -12,23 +12,31 @@ from training.losses import Weights
 class Stage:
     """A stretch of training.
 
-    `minutes` of wall clock, the picture mix, the loss weights; `budget` is the `cost` of one process's batch; `cool` lets the
-    learning rate fall linearly to zero over the stage.
+    `minutes` of wall clock, the picture mix, the loss weights; `budget` is the `cost` of one process's batch; `rates` are the
+    learning rate's factors at its start and end, linear between them. Every `tower_every`th step trains the vision tower alone on
+    `TOWER_MIX`: that takes a third of the work per picture, and the tower is what limits the error rate.
     """
 
     minutes: float
     mix: Mix
     weights: Weights = field(default_factory=Weights)
     budget: int = 3500
-    cool: bool = False
+    rates: tuple[float, float] = (1.0, 1.0)
+    tower_every: int = 3
 
 
-TOWER = Stage(6, Mix(glimpse=0.1, line=0.4, scramble=0.3, few=0.2, receipt=0.1), Weights(read=False), budget=6000)
+TOWER_MIX = Mix(glimpse=0.1, line=0.25, scramble=0.5, few=0.12, receipt=0.03)
+TOWER_BUDGET = 8000
+TOWER = Stage(6, Mix(glimpse=0.1, line=0.4, scramble=0.3, few=0.2, receipt=0.1), tower_every=1)
 LINES = Stage(8, Mix(glimpse=0.15, line=0.5, scramble=0.3, few=0.05, spoken=0.1))
 FEW = Stage(7, Mix(glimpse=0.05, line=0.4, scramble=0.25, few=0.27, receipt=0.03))
-PAGES = Stage(60, Mix(glimpse=0.04, line=0.4, scramble=0.25, few=0.2, receipt=0.12))
+PAGES = Stage(25, Mix(glimpse=0.04, line=0.4, scramble=0.25, few=0.2, receipt=0.12))
+SLOW = Stage(48, Mix(glimpse=0.04, line=0.3, scramble=0.36, few=0.2, receipt=0.1), rates=(1.0, 0.35))
 COOL = Stage(
-    30, Mix(glimpse=0.02, line=0.4, scramble=0.25, few=0.15, receipt=0.2, spoken=0.5), Weights(0.2, 0.2), cool=True
+    34,
+    Mix(glimpse=0.03, line=0.3, scramble=0.36, few=0.18, receipt=0.13, spoken=0.45),
+    Weights(0.2, 0.2),
+    rates=(0.35, 0.0),
 )
 
-PLANS = {"whole": [TOWER, LINES, FEW, PAGES, COOL], "pages": [FEW, PAGES, COOL], "cool": [COOL]}
+PLANS = {"whole": [TOWER, LINES, FEW, PAGES, SLOW, COOL], "further": [SLOW, COOL]}
