@@ -232,7 +232,8 @@ def test_dead_engine_ends_all_requests_and_shows_in_health(start: Start) -> None
     with ThreadPoolExecutor() as pool:
         streamed = pool.submit(server.chat, LONG, stream=True)
         plain = pool.submit(server.chat, LONG)
-        wait_until(lambda: server.engine.stats().running == 2)
+        # Both prompts are in, so both have their first token.
+        wait_until(lambda: server.engine.stats().prompt_tokens == 2 * (len(LONG) + 1))
         killer = server.chat("x" * 12)
         assert (killer.status_code, plain.result().status_code) == (500, 500)
         assert '"type":"server_error"' in streamed.result().text.splitlines()[-2]
