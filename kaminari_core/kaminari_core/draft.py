@@ -19,6 +19,7 @@ from typing import Protocol
 
 from kaminari_core.decode import DecodeCore
 from kaminari_core.live import Live
+from kaminari_core.prompt_lookup import GramIndex
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,24 @@ class Drafter(Protocol):
     def propose(self, rows: Sequence[Live], count: int) -> list[list[int]]:
         """Up to `count` tokens for each row, most likely continuations of its text; an empty list is no guess."""
         ...
+
+
+class PromptLookup:
+    """Proposes what followed the last few tokens when they last occurred in the row's own prompt or reply.
+
+    Free of any model, and strong where text repeats itself: tables, forms, markup. (The method is known as prompt lookup
+    decoding, and as `prompt_lookup_num_tokens` in transformers.)
+    """
+
+    def propose(self, rows: Sequence[Live], count: int) -> list[list[int]]:
+        """See Drafter."""
+        guesses = []
+        for live in rows:
+            if live.grams is None:
+                live.grams = GramIndex(live.prepared.tokens)
+            live.grams.extend(live.chosen[live.grams.taken :])
+            guesses.append(live.grams.propose(count))
+        return guesses
 
 
 class ModelDrafter:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from kaminari_core.config import EngineConfig
 from kaminari_core.decode import DecodeCore
-from kaminari_core.draft import Drafter, ModelDrafter
+from kaminari_core.draft import Drafter, ModelDrafter, PromptLookup
 from kaminari_core.errors import (
     EngineClosedError,
     EngineError,
@@ -29,7 +29,6 @@ from kaminari_core.errors import (
 from kaminari_core.flow import Event, Failed, Finished, ImagePart, Request, Result
 from kaminari_core.live import Live, Sink
 from kaminari_core.loop import Loop
-from kaminari_core.prompt_lookup import PromptLookup
 from kaminari_core.protocols import Cache, Model, Progress, Scheduler
 from kaminari_core.sampling import validate
 from kaminari_core.stats import Stats

@@ -1,12 +1,8 @@
-"""Prompt lookup: guesses for speculative decoding from the row's own text, with no model behind them."""
+"""Prompt lookup: an index of a row's own text that finds what followed its last few tokens before."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from kaminari_core.live import Live
 
 LONGEST_GRAM, SHORTEST_GRAM = 4, 2
 """Tokens that must agree before what followed them is proposed; longer agreement is preferred."""
@@ -41,21 +37,3 @@ class GramIndex:
             for size in range(SHORTEST_GRAM, min(LONGEST_GRAM, end) + 1):
                 self._ends[tuple(self._text[end - size :])] = end
             self._text.append(token)
-
-
-class PromptLookup:
-    """Proposes what followed the last few tokens when they last occurred in the row's own prompt or reply.
-
-    Free of any model, and strong where text repeats itself: tables, forms, markup. (The method is known as prompt lookup
-    decoding, and as `prompt_lookup_num_tokens` in transformers.)
-    """
-
-    def propose(self, rows: Sequence[Live], count: int) -> list[list[int]]:
-        """See Drafter."""
-        guesses = []
-        for live in rows:
-            if live.grams is None:
-                live.grams = GramIndex(live.prepared.tokens)
-            live.grams.extend(live.chosen[live.grams.taken :])
-            guesses.append(live.grams.propose(count))
-        return guesses
