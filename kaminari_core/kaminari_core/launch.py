@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from kaminari_core.checkpoint import resolve
 from kaminari_core.config import EngineConfig
 from kaminari_core.errors import UsageError
-from kaminari_core.placement import resolve_device, resolve_dtype
 from kaminari_core.registry import Registry
 
 if TYPE_CHECKING:
@@ -40,6 +39,7 @@ def open_engine(
     KaminariError; every name is checked before anything is loaded.
     """
     from kaminari_core.engine import Engine
+    from kaminari_core.placement import resolve_device, resolve_dtype
 
     spec, folder = resolve(registry, model, checkpoint)
     cache_spec, scheduler_spec = registry.cache(config.cache), registry.scheduler(config.scheduler)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
+import os
+import select
 import signal
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,7 @@ from click.testing import CliRunner, Result
 from kaminari_core.cli import program
 from kaminari_core.config import EngineConfig
 from kaminari_core.options import engine_config, engine_options
+from kaminari_core.progress import terminal_progress
 from kaminari_core.registry import Registry, load_registry
 
 OURS = frozenset({"core", "http", "qwen3vl", "glmocr"})
@@ -173,6 +178,48 @@ def test_run_as_a_separate_program(outside_environment: dict[str, str]) -> None:
     assert "using 'latin', which comes with the plugin" in done.stderr
 
 
+def test_a_character_that_the_terminal_lacks_is_shown_as_its_escape(
+    outside_environment: dict[str, str], alphabet: Callable[..., str]
+) -> None:
+    # After ~ come the bytes 7F and 80; the second is no character and becomes U+FFFD, which Latin-1 does not have.
+    command = [*KAMINARI, "run", "--model", alphabet(last="\xff"), "--no-compile", "--max-tokens", "2", "~"]
+    environment = {**outside_environment, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.stdout, done.returncode) == ("\x7f\\ufffd\n", 0)
+
+
+def test_pictures_in_the_environment_are_separated_as_paths(outside_registry: Registry) -> None:
+    command = ["run", "--model", "alphabet", "--checkpoint", "latin", "x"]
+    done = CliRunner().invoke(
+        program(outside_registry), command, env={"KAMINARI_IMAGE": f"no such.png{os.pathsep}b.png"}
+    )
+    assert "the picture 'no such.png' cannot be read" in done.stderr
+
+
+def test_progress_is_drawn_on_a_terminal_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    with os.fdopen(ours, "rb", buffering=0) as screen, os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        with terminal_progress() as progress:
+            progress("load", 1, 4)
+            progress("load", 4, 4)
+            progress("compile", 0, 3)
+        terminal.flush()
+        drawn = ""
+        while select.select([screen], [], [], 0.5)[0]:
+            drawn += screen.read(65536).decode()
+    assert "load:   0%" in drawn
+    assert "| 0/4 [" in drawn
+    assert "compile:   0%" in drawn
+    assert "\n" not in drawn
+    with io.StringIO() as file:
+        monkeypatch.setattr(sys, "stderr", file)
+        with terminal_progress() as progress:
+            progress("load", 1, 4)
+        assert file.getvalue() == ""
+
+
 def test_run_prints_one_json_object(run: Run) -> None:
     done = run("--checkpoint", "latin", "--json", "w")
     reply = json.loads(done.stdout)
@@ -230,7 +277,7 @@ def test_the_checkpoints_sampling_is_taken_only_when_asked_for(run: Run, alphabe
         (["--checkpoint", "latin", "--image", "no/such.png"], 2, "no task of alphabet 'ocr'"),
         (["--checkpoint", "latin", "--image", "no/such.png", "x"], 2, "'no/such.png' cannot be read: No such file"),
         (["--checkpoint", "latin", "--image", ".", "x"], 2, "'.' cannot be read: Is a directory"),
-        (["--checkpoint", "latin", "--image", __file__, "x"], 1, "this model takes no pictures"),
+        (["--checkpoint", "latin", "--image", __file__, "x"], 1, "the model 'alphabet' takes no pictures"),
         (["--checkpoint", "lattin", "x"], 2, "'lattin'. Did you mean 'latin'?"),
         (["--checkpoint", "latin", "--scheduler", "magic", "x"], 2, "no scheduler 'magic'. There are: continuous."),
         (["--checkpoint", "latin", "--cache", "sttic", "x"], 2, "no cache 'sttic'. Did you mean 'static'?"),

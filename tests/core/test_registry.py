@@ -304,7 +304,7 @@ def test_a_plugin_that_fails_to_give_its_routes_stops_the_server(plugins: Plugin
 def test_the_installed_packages_load_and_every_target_exists() -> None:
     registry = load_registry(only=frozenset({"core", "http", "qwen3vl", "glmocr"}))
     assert registry.broken == ()
-    assert list(registry.models) == ["qwen3vl"]
+    assert "qwen3vl" in registry.models
     specs = [
         *registry.models.values(),
         *registry.caches.values(),
