@@ -1,6 +1,7 @@
-"""Write a Qwen3-VL checkpoint with random weights: the true shapes of a published size, or a tiny one for tests.
+"""Write a Qwen3-VL or GLM-OCR checkpoint with random weights: the true shapes of a published size, or a tiny one for tests.
 
     python scripts/make_random_checkpoint.py --size 2b --out build/random-2b
+    python scripts/make_random_checkpoint.py --size glmocr --out build/random-glmocr
 
 The names and shapes come from the class of transformers, built on meta, so that they are not our own opinion. The files have the
 published layout: sharded safetensors, config.json with `rope_scaling`, generation_config.json, preprocessor_config.json and a
@@ -22,8 +23,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
+
+import random_glmocr
+from random_tokenizer import byte_level
 
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -93,21 +96,35 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def make_checkpoint(
-    out: Path, size: str, *, layers: int | None = None, shard_bytes: int = 10**9, seed: int = 0
+    out: Path,
+    size: str,
+    *,
+    layers: int | None = None,
+    draft_head: bool = True,
+    shard_bytes: int = 10**9,
+    seed: int = 0,
 ) -> Path:
-    """Write a checkpoint of one of `SIZES` into the directory `out`, with `layers` decoder layers if given; returns `out`.
+    """Write a checkpoint of one of the sizes into the directory `out`, with `layers` decoder layers if given; returns `out`.
 
-    Published sizes are bfloat16, tiny ones float32.
+    Published sizes are bfloat16, tiny ones float32. GLM-OCR has its multi-token prediction layer unless `draft_head` is off.
     """
     out.mkdir(parents=True, exist_ok=True)
     tiny = size.startswith("tiny")
-    ids = write_tokenizer(out)
-    config = configuration(size, ids, vocabulary=len(ids) if tiny else 151_936, layers=layers)
-    write_settings(out, config, ids, min_pixels=4 * 32**2 if tiny else 64 * 32**2)
+    if size in random_glmocr.SIZES:
+        ids = random_glmocr.write_tokenizer(out)
+        config = random_glmocr.configuration(size, ids, layers=layers, draft_head=draft_head)
+        random_glmocr.write_settings(out, config)
+        shapes = tensor_shapes(config)
+        shapes |= random_glmocr.draft_shapes(config, shapes)
+    else:
+        ids = write_tokenizer(out)
+        config = configuration(size, ids, vocabulary=len(ids) if tiny else 151_936, layers=layers)
+        write_settings(out, config, ids, min_pixels=4 * 32**2 if tiny else 64 * 32**2)
+        shapes = tensor_shapes(config)
     dtype = torch.float32 if tiny else torch.bfloat16
     generator = torch.Generator().manual_seed(seed)
     draw = draw_adversarial if tiny else draw_plain
-    tensors = ((name, draw(name, shape, generator).to(dtype)) for name, shape in tensor_shapes(config).items())
+    tensors = ((name, draw(name, shape, generator).to(dtype)) for name, shape in shapes.items())
     write_shards(out, tensors, shard_bytes)
     return out
 
@@ -170,13 +187,7 @@ def write_settings(out: Path, config: dict[str, Any], ids: dict[str, int], *, mi
 
 def write_tokenizer(out: Path) -> dict[str, int]:
     """Write a byte-level tokenizer of about 400 tokens with Qwen's control tokens and template; returns all tokens' ids."""
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trained.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=390, initial_alphabet=alphabet, show_progress=False)
-    trained.train_from_iterator(CORPUS, trainer)
-    model = json.loads(trained.to_str())["model"]
+    model = json.loads(byte_level(CORPUS).to_str())["model"]
 
     from transformers import AddedToken, Qwen2Tokenizer
 
@@ -198,7 +209,7 @@ def tensor_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         model = AutoModelForImageTextToText.from_config(settings)
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    if config["tie_word_embeddings"]:
+    if config.get("tie_word_embeddings"):
         del shapes["lm_head.weight"]
     return {
         name: (shape[0], shape[2], shape[1]) if ".mlp.experts." in name else shape for name, shape in shapes.items()
@@ -221,16 +232,18 @@ def draw_adversarial(name: str, shape: tuple[int, ...], generator: torch.Generat
         return 0.1 * noise
     if "q_norm" in name or "k_norm" in name:
         return 1.7 + 0.3 * noise
-    if name == "model.language_model.norm.weight":
+    if name == "model.language_model.norm.weight" or "shared_head.norm" in name:
         return 4.0 * (1 + 0.3 * noise)
     if "norm" in name:
         return 1 + 0.3 * noise
-    if "embed_tokens" in name or name == "lm_head.weight":
+    if "embed_tokens" in name or name == "lm_head.weight" or "shared_head.head" in name:
         return 0.1 * noise
     if "pos_embed" in name:
         return 0.5 * noise
     fan_in = shape[1] if ".mlp.experts." in name else math.prod(shape[1:])
-    return noise / math.sqrt(fan_in)
+    # Where no norm on queries and keys peaks the attention (GLM-OCR's decoder); where one does, this changes nothing.
+    gain = 1.7 if name.endswith(("self_attn.q_proj.weight", "self_attn.k_proj.weight")) else 1.0
+    return gain * noise / math.sqrt(fan_in)
 
 
 def write_shards(out: Path, tensors: Iterator[tuple[str, Tensor]], shard_bytes: int) -> None:
@@ -271,9 +284,10 @@ def shard_name(count: int) -> Callable[[int], str]:
 def main() -> None:
     """Parse the command line and write the checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=sorted(SIZES), required=True)
+    parser.add_argument("--size", choices=sorted(SIZES | random_glmocr.SIZES), required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--layers", type=int, help="decoder layers, instead of those of the size")
+    parser.add_argument("--no-draft-head", action="store_true", help="GLM-OCR without its multi-token prediction layer")
     parser.add_argument("--shard-bytes", type=int, default=10**9)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -281,6 +295,7 @@ def main() -> None:
         arguments.out,
         arguments.size,
         layers=arguments.layers,
+        draft_head=not arguments.no_draft_head,
         shard_bytes=arguments.shard_bytes,
         seed=arguments.seed,
     )

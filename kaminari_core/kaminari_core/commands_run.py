@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kaminari_core.checkpoint import resolve
-from kaminari_core.errors import UnknownNameError, UsageError
+from kaminari_core.errors import RequestError, UnknownNameError, UsageError
 from kaminari_core.options import engine_config, engine_options, model_options, option
 from kaminari_core.progress import terminal_progress
 from kaminari_core.registry import Registry, unknown_name
 from kaminari_core.specs import ModelSpec
+from kaminari_core.tasks import fill
 
 if TYPE_CHECKING:
     from kaminari_core.config import EngineConfig
@@ -41,6 +42,11 @@ TEMPLATE_TOKENS = 256
 )
 @click.argument("prompt", required=False)
 @option("--task", show_default="ocr when there are pictures", help="A task of the model instead of a PROMPT.")
+@option(
+    "--template",
+    metavar="JSON|FILE",
+    help='What a task such as extract is to read: a JSON object of empty strings, {"total": "", "date": ""}, or a file of it.',
+)
 @option("--system", metavar="TEXT", help="A system message before the prompt.")
 @option("--json", "as_json", is_flag=True, help="Print one JSON object: text, finish_reason, usage, timings, saw.")
 @option(
@@ -82,6 +88,7 @@ def run(
     images: Sequence[str],
     prompt: str | None,
     task: str | None,
+    template: str | None,
     system: str | None,
     as_json: bool,
     log_level: str,
@@ -97,7 +104,7 @@ def run(
     start, stop = values.pop("sampling"), tuple(values.pop("stop"))
     # Everything that can be wrong with the request is told before a model is loaded.
     spec, folder = resolve(registry, model, checkpoint)
-    words = _words(spec, prompt, task, bool(images))
+    words = _words(spec, prompt, task, bool(images), template)
     messages = _messages(words, system, images)
     config = _config(messages, values)
     with _opened(registry, spec, folder, config) as engine:
@@ -108,11 +115,13 @@ def run(
             _stream(engine, request)
 
 
-def _words(spec: ModelSpec, prompt: str | None, task: str | None, pictures: bool) -> str:
+def _words(spec: ModelSpec, prompt: str | None, task: str | None, pictures: bool, template: str | None) -> str:
     """The prompt, or the one that the task stands for."""
     if prompt is not None:
         if task is not None:
             raise UsageError("give either --task or a PROMPT, not both")
+        if template is not None:
+            raise UsageError("--template belongs to a --task, not to a PROMPT")
         return prompt
     if task is None:
         if not pictures:
@@ -122,7 +131,24 @@ def _words(spec: ModelSpec, prompt: str | None, task: str | None, pictures: bool
         raise UnknownNameError(
             f"{unknown_name(f'task of {spec.name}', task, spec.tasks)} A PROMPT may ask for anything."
         )
-    return spec.tasks[task]
+    try:
+        return fill(task, spec.tasks[task], None if template is None else read_template(template))
+    except RequestError as error:
+        raise UsageError(f"--template: {error}") from error
+
+
+def read_template(given: str) -> Any:
+    """The JSON value that `--template` names: itself when it begins with a brace, else a file's. Raises UsageError."""
+    text = given
+    if not given.lstrip().startswith("{"):
+        try:
+            text = Path(given).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"the template file {given!r} cannot be read: {error}") from error
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"the template is no JSON: {error}") from error
 
 
 def _messages(words: str, system: str | None, images: Sequence[str]) -> tuple[Message, ...]:

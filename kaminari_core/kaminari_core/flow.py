@@ -153,12 +153,14 @@ class Embedded:
     """A prompt on the device, ready to be run through the decoder layers in chunks.
 
     `hidden` is (length, hidden size); `positions` int64 (axes, length); `after_layer[k]`, (length, hidden size), is added to
-    the hidden state right after decoder layer k (Qwen3-VL's deepstack) and is zero where nothing is to be added.
+    the hidden state right after decoder layer k (Qwen3-VL's deepstack) and is zero where nothing is to be added. `following`,
+    (length - 1, hidden size), is what a draft head gets as the next token at each position but the last, None without one.
     """
 
     hidden: torch.Tensor
     positions: torch.Tensor
     after_layer: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    following: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,10 +110,8 @@ class Attention(nn.Module):
 
         hidden (S, H); cos, sin (S, D); keys, values (K, T, D) are the slot's row of this layer, written at those positions.
         """
-        q, k, v = self._project(hidden, cos[:, None], sin[:, None])
+        q, k, v = self.store(hidden, cos, sin, keys, values, start)
         stop = start + hidden.shape[0]
-        keys[:, start:stop] = k.transpose(0, 1)
-        values[:, start:stop] = v.transpose(0, 1)
         if start == 0:
             # The fresh tensors, not the cache views: contiguous, and the same call that the reference makes.
             past_k, past_v, mask = k.transpose(0, 1), v.transpose(0, 1), None
@@ -126,6 +124,16 @@ class Attention(nn.Module):
         )
         projected: Tensor = self.o_proj(out[0].transpose(0, 1).flatten(1))
         return projected
+
+    def store(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, start: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Write the keys and values that `prefill` would, without attending; returns q (S, Q, D), k and v (S, K, D)."""
+        q, k, v = self._project(hidden, cos[:, None], sin[:, None])
+        stop = start + hidden.shape[0]
+        keys[:, start:stop] = k.transpose(0, 1)
+        values[:, start:stop] = v.transpose(0, 1)
+        return q, k, v
 
     def decode(
         self, hidden: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tensor, cursors: Tensor, mask: Tensor

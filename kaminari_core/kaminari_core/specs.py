@@ -41,9 +41,9 @@ class ModelSpec(Spec):
 
     The target is called as `target(checkpoint: pathlib.Path, config: EngineConfig, device: torch.device, progress)` and
     returns a `protocols.Model`. `model_types` are the `model_type` values of config.json that it serves; `bundled` maps short
-    checkpoint names such as `tiny` to `"package:folder"`; `tasks` maps task names to the prompt text that asks for them;
-    `reference` is the target of a callable `(checkpoint, device, dtype) -> protocols.Reference`, the stock implementation that
-    tests and benchmarks compare against.
+    checkpoint names such as `tiny` to `"package:folder"`; `tasks` maps task names to the prompt text that asks for them, where
+    `{template}` is the place of a JSON template that the user gives (see `tasks.fill`); `reference` is the target of a callable
+    `(checkpoint, device, dtype) -> protocols.Reference`, the stock implementation that tests and benchmarks compare against.
     """
 
     model_types: tuple[str, ...] = ()

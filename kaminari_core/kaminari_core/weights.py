@@ -110,6 +110,7 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     ties: Mapping[str, str] | None = None,
+    copies: Mapping[str, str] | None = None,
     ignore: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> None:
@@ -117,13 +118,15 @@ def load_weights(
 
     Parameters end up on `device`, as `dtype`, without gradients. `ties` maps a parameter to the one whose tensor it shares when
     the checkpoint has no tensor of its own; when it has one that is equal, the two are shared as well, and when it differs, both
-    are kept and a warning is logged, as in transformers. Tensors whose whole name matches a pattern of `ignore` are skipped.
+    are kept and a warning is logged, as in transformers. `copies` are the same without a warning. Tensors whose whole name
+    matches a pattern of `ignore` are skipped.
     `progress` is called as `("weights", bytes done, bytes in all)`.
 
     Raises CheckpointError for files that are missing or damaged, and for tensors that are missing, unexpected or of another shape
     than the model's; the message names the first few and counts the rest.
     """
-    ties = ties or {}
+    copies = copies or {}
+    ties = {**(ties or {}), **copies}
     expected = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     entries = _read_headers(directory)
     plan = _plan(entries, expected, rules, ignore)
@@ -134,7 +137,7 @@ def load_weights(
     for name, tensor in placed.items():
         _set_parameter(module, name, nn.Parameter(tensor, requires_grad=False))
     for target, source in ties.items():
-        _tie(module, target, source, own=target not in absent)
+        _tie(module, target, source, own=target not in absent, warn=target not in copies)
     left = [name for name, tensor in _tensors(module) if tensor.is_meta]
     assert not left, f"tensors left on meta after loading: {left}"
 
@@ -315,14 +318,15 @@ def _fill(whole: Tensor, source: Any, run: _Run) -> None:
     whole[first : first + len(rows)] = rows.transpose(-1, -2) if run.copy.transposed else rows
 
 
-def _tie(module: nn.Module, target: str, source: str, *, own: bool) -> None:
+def _tie(module: nn.Module, target: str, source: str, *, own: bool, warn: bool) -> None:
     shared = module.get_parameter(source)
     if own and not torch.equal(module.get_parameter(target), shared):
-        _log.warning(
-            "the checkpoint has different tensors for %s and %s, which are one elsewhere: both are kept",
-            target,
-            source,
-        )
+        if warn:
+            _log.warning(
+                "config.json ties %s to %s, but the checkpoint has different tensors for them: both are kept",
+                target,
+                source,
+            )
         return
     _set_parameter(module, target, shared)
 

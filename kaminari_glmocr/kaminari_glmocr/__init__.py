@@ -1,1 +1,3 @@
-"""kaminari_glmocr: the GLM-OCR plugin for kaminari, which registers no model yet."""
+"""GLM-OCR for kaminari, with its multi-token prediction layer as a draft head. Importing it imports nothing heavy."""
+
+__version__ = "0.1.0"

@@ -75,7 +75,7 @@ def _request(asked: GenerateRequest, engine: Engine) -> Request:
 def _messages(asked: GenerateRequest, tasks: Mapping[str, str]) -> tuple[Message, ...]:
     """The conversation that was sent, or one turn of the pictures, then the prompt or the task's."""
     if asked.messages is not None:
-        if not (asked.prompt is None and asked.task is None and asked.images is None):
+        if any(field is not None for field in (asked.prompt, asked.task, asked.template, asked.images)):
             raise RequestError("Send either messages or a prompt, task and images, not both.", param="messages")
         return messages_of(asked.messages)
     parts: list[Part] = [image_of(url, f"images[{index}]") for index, url in enumerate(asked.images or [])]
@@ -86,11 +86,13 @@ def _prompt(asked: GenerateRequest, tasks: Mapping[str, str]) -> str:
     if asked.prompt is not None and asked.task is not None:
         raise RequestError("Send either a prompt or a task, not both.", param="task")
     if asked.prompt is not None:
+        if asked.template is not None:
+            raise RequestError("A template belongs to a task, not to a prompt.", param="template")
         return asked.prompt
     if asked.task is None and not asked.images:
         known = ", ".join(sorted(tasks)) or "none"
         raise RequestError(f"Send a prompt, a task or messages. This model's tasks: {known}.", param="prompt")
-    return task_prompt(tasks, asked.task or DEFAULT_TASK)
+    return task_prompt(tasks, asked.task or DEFAULT_TASK, asked.template)
 
 
 async def _events(call: Call) -> AsyncIterator[bytes]:

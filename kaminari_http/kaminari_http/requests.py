@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kaminari_core.data_url import decode_data_url
 from kaminari_core.errors import RequestError
 from kaminari_core.flow import ImagePart, Message, Part, Sampling, TextPart
+from kaminari_core.tasks import fill
 from kaminari_http.wire import ChatMessage, ImageContent, Options
 
 Value = TypeVar("Value")
@@ -63,14 +64,14 @@ def choice_seed(seed: int | None, index: int) -> int | None:
     return (seed + index + 2**63) % 2**64 - 2**63
 
 
-def task_prompt(tasks: Mapping[str, str], task: str) -> str:
-    """The prompt of a model's task. Raises RequestError with the tasks there are."""
+def task_prompt(tasks: Mapping[str, str], task: str, template: Mapping[str, Any] | None) -> str:
+    """The prompt of a model's task. Raises RequestError with the tasks there are, or for a template that it cannot take."""
     if task not in tasks:
         known = ", ".join(sorted(tasks)) or "none"
         raise RequestError(
             f"There is no task {task!r}. This model's tasks: {known}.", param="task", code="unknown_task"
         )
-    return tasks[task]
+    return fill(task, tasks[task], template)
 
 
 def _given(value: Value | None, default: Value) -> Value:

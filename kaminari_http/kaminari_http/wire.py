@@ -98,6 +98,7 @@ class GenerateRequest(Options, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     prompt: str | None = None
     task: str | None = None
+    template: dict[str, Any] | None = None
     images: list[str] | None = None
     messages: list[ChatMessage] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None

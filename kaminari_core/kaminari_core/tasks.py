@@ -1,0 +1,58 @@
+"""A model's named tasks: prompt phrases that it was trained on, which may have a place for a JSON template of the user's.
+
+Such a template is an example of the answer with nothing filled in: an object whose values are empty strings, or objects and lists
+of such. It is no JSON Schema; anything that is not empty is refused, because a model would take it for what it should say.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kaminari_core.errors import RequestError
+
+FIELD = "{template}"
+"""Where a task's phrase takes a template."""
+
+
+def fill(task: str, phrase: str, template: Any = None) -> str:
+    """The prompt of a task: its phrase, with `template` (JSON values, None when not given) in its place.
+
+    The template is written with an indentation of four, as in the model cards. Raises RequestError for a template that is
+    missing, not wanted, or no template.
+    """
+    if FIELD not in phrase:
+        if template is not None:
+            raise RequestError(f"the task {task!r} takes no template; leave it out", param="template")
+        return phrase
+    if template is None:
+        raise RequestError(
+            f'the task {task!r} needs a JSON template of the fields to read, such as {{"total": "", "date": ""}}',
+            param="template",
+        )
+    if not isinstance(template, dict) or not template:
+        raise RequestError(
+            f"the template must be a JSON object with fields, but is {_shown(template)}", param="template"
+        )
+    _check(template, "template")
+    return phrase.replace(FIELD, json.dumps(template, ensure_ascii=False, indent=4))
+
+
+def _check(value: Any, place: str) -> None:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            _check(inner, f"{place}.{name}")
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            _check(inner, f"{place}[{index}]")
+    elif value != "":
+        raise RequestError(
+            f"{place} is {_shown(value)}, but a template's values are empty strings, or objects and lists of them; it shows the "
+            "shape of the answer and is no JSON Schema",
+            param="template",
+        )
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 40 else text[:40] + "..."
