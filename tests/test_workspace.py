@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 import tomllib
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -71,18 +72,35 @@ def test_the_whole_is_its_parts() -> None:
     assert "Private :: Do Not Upload" in manifest(".")["project"]["classifiers"]
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_what_is_imported_is_declared(package: str) -> None:
-    own = {"kaminari_core", package}
-    imported = set()
-    for file in (ROOT / package / package).rglob("*.py"):
+def imported(folder: Path) -> set[str]:
+    """The top-level modules that the files of a folder import, the standard library's left out."""
+    found = set()
+    for file in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
-                imported |= {alias.name.split(".")[0] for alias in node.names}
+                found |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
-                imported.add(node.module.split(".")[0])
-    declared = {MODULE_OF.get(name, name.replace("-", "_")) for name in requirements(package)}
-    assert imported - set(sys.stdlib_module_names) - own - declared == set()
+                found.add(node.module.split(".")[0])
+    return found - set(sys.stdlib_module_names)
+
+
+def modules(names: Iterable[str]) -> set[str]:
+    """The import names of distributions."""
+    return {MODULE_OF.get(name, name.replace("-", "_")) for name in names}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_is_imported_is_declared(package: str) -> None:
+    assert imported(ROOT / package / package) - {"kaminari_core", package} - modules(requirements(package)) == set()
+
+
+@pytest.mark.parametrize("folder", ["tests", "scripts", "benchmarks"])
+def test_what_development_imports_is_in_its_requirements(folder: str) -> None:
+    listed = re.findall(r"^([A-Za-z0-9-]+)>=|^(httpx2)$", (ROOT / "requirements-dev.txt").read_text(), re.MULTILINE)
+    known = modules(name for pair in listed for name in pair) | set(PACKAGES) | {"outside_plugin"}
+    known |= {name for package in PACKAGES for name in modules(requirements(package))}
+    own = {path.stem for path in [*ROOT.glob("scripts/*"), *ROOT.glob("benchmarks/*")]}
+    assert imported(ROOT / folder) - known - own - {"tests", "scripts"} == set()
 
 
 @pytest.mark.parametrize("package", PACKAGES)
