@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from kaminari_core.engine import Engine
+from kaminari_core.errors import RequestError
 from kaminari_core.flow import Event, Failed, Finished, ImagePart, Message, Request, Result, TextPart
 from kaminari_core.protocols import Progress, Reference, ReferenceMode
 
@@ -61,11 +62,20 @@ def prompt_of(engine: Engine, tokens: int, images: Sequence[ImagePart] = ()) -> 
         text = (FILLER * (characters // len(FILLER) + 1))[:characters]
         return Request((Message("user", (*images, TextPart(text))),))
 
-    few, many = 1, max(2, tokens * 8)
+    def fits(characters: int) -> bool:
+        try:
+            return engine.model.prepare(sized(characters)).length <= tokens
+        except RequestError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            return False
+
+    few, many = 1, 2
+    while fits(many):
+        few, many = many, 2 * many
     while many - few > 1:
         middle = (few + many) // 2
-        fits = engine.model.prepare(sized(middle)).length <= tokens
-        few, many = (middle, many) if fits else (few, middle)
+        few, many = (middle, many) if fits(middle) else (few, middle)
     return sized(few)
 
 
