@@ -279,7 +279,7 @@ def test_the_checkpoints_sampling_is_taken_only_when_asked_for(run: Run, alphabe
         (["--checkpoint", "latin", "--image", ".", "x"], 2, "'.' cannot be read: Is a directory"),
         (["--checkpoint", "latin", "--image", __file__, "x"], 1, "the model 'alphabet' takes no pictures"),
         (["--checkpoint", "lattin", "x"], 2, "'lattin'. Did you mean 'latin'?"),
-        (["--checkpoint", "latin", "--scheduler", "magic", "x"], 2, "no scheduler 'magic'. There are: continuous."),
+        (["--checkpoint", "latin", "--scheduler", "magic", "x"], 2, "no scheduler 'magic'. There are: continuous"),
         (["--checkpoint", "latin", "--cache", "sttic", "x"], 2, "no cache 'sttic'. Did you mean 'static'?"),
         (["--checkpoint", "latin", "--quantizer", "int4", "x"], 2, "no quantizer 'int4'"),
         (["--checkpoint", "latin", "--slots", "0", "x"], 2, "slots is 0, but must be at least 1"),
