@@ -106,6 +106,15 @@ class Registry:
             return self._find("model that serves the model_type", known, model_type)
         return serving[0]
 
+    def offering(self, model: str) -> Plugin:
+        """The plugin that brings a model. Raises UnknownNameError as `model` does."""
+        spec = self.model(model)
+        return next(
+            plugin
+            for plugin in self._implementing("kaminari_models")
+            if any(spec in answer for answer in self._askers[plugin.target]("kaminari_models"))
+        )
+
     def add_commands(self, cli: click.Group) -> Registry:
         """Let each plugin add its commands to `cli`. Returns the registry with the plugins that failed at it marked broken.
 
