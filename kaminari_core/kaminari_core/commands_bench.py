@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @option("--rounds", default=3, show_default=True, help="Rounds that count; the contenders take turns in each.")
 @option("--image", "images", multiple=True, metavar="FILE", help="A picture in the prompt.")
 @option("--out", metavar="FILE", help="Write the figures as JSON, with machine, versions and settings.")
-@engine_options()
+@engine_options({"slots": None}, shown={"slots": "the most rows asked for"})
 @click.pass_obj
 def bench(
     registry: Registry,

@@ -78,7 +78,11 @@ TEMPLATE_TOKENS = 256
     show_default=True,
     help="What is logged to stderr.",
 )
-@engine_options({"slots": 1, "max_length": None}, shown={"max_length": "what the request can need"})
+@engine_options(
+    # One reply is over before compiling would pay.
+    {"slots": 1, "max_length": None, "compile": False},
+    shown={"max_length": "what the request can need"},
+)
 @click.pass_obj
 def run(
     registry: Registry,
