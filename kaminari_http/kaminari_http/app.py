@@ -111,11 +111,21 @@ def loading_app(config: AppConfig) -> Starlette:
 
 def routes() -> list[Route]:
     """The routes that every server has."""
-    return [Route("/health", health, methods=["GET"]), Route("/metrics", metrics, methods=["GET"])]
+    return [
+        Route("/health", ready, methods=["GET"]),
+        Route("/health/live", live, methods=["GET"]),
+        Route("/health/ready", ready, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
+    ]
 
 
-def health(request: Request) -> Response:
-    """GET /health: 200 when requests can be served, else 503."""
+def live(request: Request) -> Response:
+    """GET /health/live: 200 as long as the process answers, whatever its engines do."""
+    return JSONResponse({"status": "ok"})
+
+
+def ready(request: Request) -> Response:
+    """GET /health and /health/ready: 200 when requests can be served, else 503."""
     trouble = service_of(request).trouble()
     return unavailable(trouble, "unhealthy").response() if trouble else JSONResponse({"status": "ok"})
 

@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 REQUEST_ID = "X-Request-Id"
 SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 DRAIN_SECONDS = 5.0
+HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/decode"})
 
 
 class RequestIds:
@@ -52,7 +53,7 @@ class RequestIds:
             await self._app(scope, receive, send_with_id)
         finally:
             # What is polled all the time would drown the rest.
-            level = logging.DEBUG if scope["path"] in ("/health", "/metrics") else logging.INFO
+            level = logging.DEBUG if scope["path"] in {*HEALTH_PATHS, "/metrics"} else logging.INFO
             # The path is quoted: what a client sends must not be able to forge a line.
             path, seconds = scope["path"], time.monotonic() - began
             logger.log(level, "%s %s %r %s %.3fs", request_id, scope["method"], path, status, seconds)
@@ -87,7 +88,7 @@ class Failures:
 
 
 class Authentication:
-    """Asks for one of the keys as a bearer token on every path but `/health`; preflights (OPTIONS) carry none."""
+    """Asks for one of the keys as a bearer token on every path but the health ones; preflights (OPTIONS) carry none."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
@@ -100,7 +101,7 @@ class Authentication:
         await answer(scope, receive, send)
 
     def _open(self, scope: Scope) -> bool:
-        if not self._keys or scope["path"] == "/health" or scope.get("method") == "OPTIONS":
+        if not self._keys or scope["path"] in HEALTH_PATHS or scope.get("method") == "OPTIONS":
             return True
         # ASGI header values are bytes; Headers decodes them as latin-1, so encoding again gives what was sent.
         scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")

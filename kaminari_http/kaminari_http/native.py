@@ -122,6 +122,17 @@ def _token(token: Token) -> StreamToken:
     return StreamToken(token.id, token.text, UNSET if token.logprob is None else token.logprob)
 
 
+def metrics_of(result: Result) -> Metrics:
+    """Everything the engine measured about a request."""
+    return Metrics(
+        **dataclasses.asdict(result.timings),
+        batch_size=result.batch_size,
+        batch_id=result.batch_id,
+        drafts_proposed=result.drafts.proposed,
+        drafts_accepted=result.drafts.accepted,
+    )
+
+
 def _reply(call: Call, result: Result) -> GenerateReply:
     usage = result.usage
     return GenerateReply(
@@ -137,7 +148,7 @@ def _reply(call: Call, result: Result) -> GenerateReply:
             usage.prompt_tokens + usage.completion_tokens,
         ),
         saw=result.saw,
-        metrics=Metrics(**dataclasses.asdict(result.timings), batch_size=result.batch_size),
+        metrics=metrics_of(result),
         logprobs=UNSET
         if call.requests[0].sampling.logprobs is None
         else [token_logprob(token) for token in result.tokens],

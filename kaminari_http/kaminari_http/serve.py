@@ -8,18 +8,20 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kaminari_core.errors import EngineError
-from kaminari_core.options import engine_config, engine_options, model_options, option
+from kaminari_core.errors import EngineError, UsageError
+from kaminari_core.options import engine_config, engine_options, option
 from kaminari_core.registry import Registry
 from kaminari_http.config import AppConfig
 
 if TYPE_CHECKING:
+    from kaminari_core.config import EngineConfig
     from kaminari_core.engine import Engine
     from kaminari_http.server import Server
 
@@ -28,7 +30,23 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 @click.command()
-@model_options
+@option(
+    "--model",
+    "models",
+    required=True,
+    multiple=True,
+    metavar="NAME|DIR",
+    help="A model that a plugin offers (see `kaminari models`), or a checkpoint directory, whose config.json names it; may be "
+    "given several times, each with an engine of its own.",
+)
+@option(
+    "--checkpoint",
+    "checkpoints",
+    multiple=True,
+    metavar="DIR|NAME|HUB_ID",
+    help="A directory, a checkpoint that comes with the plugin, such as `tiny`, or owner/name on the Hugging Face hub: one for "
+    "each --model, in the same order. Without it, the ones that come with the plugins.",
+)
 @option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is every interface.")
 @option(
     "--port",
@@ -47,8 +65,10 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 )
 @option(
     "--served-model-name",
+    "served_names",
+    multiple=True,
     metavar="NAME",
-    help="The name that requests use for the model.  [default: the plugin's name]",
+    help="The name that requests use for the model: one for each --model, in the same order.  [default: the plugin's name]",
 )
 @option(
     "--cors-origin",
@@ -90,12 +110,12 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 def serve(
     registry: Registry,
     /,
-    model: str,
-    checkpoint: str | None,
+    models: Sequence[str],
+    checkpoints: Sequence[str],
     host: str,
     port: int,
     api_keys: Sequence[str],
-    served_model_name: str | None,
+    served_names: Sequence[str],
     cors_origins: Sequence[str],
     max_body: int,
     warm_up: bool,
@@ -103,7 +123,7 @@ def serve(
     log_level: str,
     **engine_values: Any,
 ) -> None:
-    """Serve a model over HTTP: OpenAI's chat completions, our own routes, metrics.
+    """Serve models over HTTP: OpenAI's chat completions, our own routes, metrics.
 
     One line with the address is printed when requests can be served. SIGTERM or Ctrl-C ends the server: it takes no more
     requests and lets the running ones finish; a second signal does not wait for them. The exit code is 0.
@@ -112,39 +132,78 @@ def serve(
 
     config = engine_config(**engine_values)
     app_config = AppConfig(api_keys=tuple(api_keys), cors_origins=tuple(cors_origins), max_body=max_body)
+    wanted = _pair_up(models, checkpoints, served_names)
     # The port first: whether it can be had is known at once, a model takes its time to load.
     with closing(listen(host, port)) as listener, _ended_by_signals():
         _set_up_logging(log_level)
-        from kaminari_core.launch import open_engine
-        from kaminari_core.progress import terminal_progress
         from kaminari_http.app import loading_app
 
-        with Server(loading_app(app_config), listener) as server:
-            with terminal_progress() as progress:
-                engine = open_engine(registry, model, checkpoint, config, progress, served_model_name, warm_up=warm_up)
-            _serve_until_stopped(registry, engine, server, app_config, drain_seconds)
+        with Server(loading_app(app_config), listener) as server, ExitStack() as opened:
+            engines = _open_engines(registry, wanted, config, opened, warm_up=warm_up)
+            _serve_until_stopped(registry, engines, server, app_config, drain_seconds)
+
+
+Wanted = tuple[str, str | None, str | None]
+"""A model, its checkpoint and the name that requests use, as they were given."""
+
+
+def _pair_up(models: Sequence[str], checkpoints: Sequence[str], names: Sequence[str]) -> list[Wanted]:
+    """The options that belong together by their order. Raises UsageError when one is given neither never nor for each model."""
+    for flag, given in (("--checkpoint", checkpoints), ("--served-model-name", names)):
+        if given and len(given) != len(models):
+            raise UsageError(
+                f"there are {len(models)} --model and {len(given)} {flag}; give one {flag} for each model, in the same order, "
+                "or none"
+            )
+    nothing = [None] * len(models)
+    wanted = list(zip(models, checkpoints or nothing, names or nothing, strict=True))
+    _refuse_twins([name or model for model, _, name in wanted])
+    return wanted
+
+
+def _refuse_twins(names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two models would be served as {name!r}; give each a --served-model-name")
+
+
+def _open_engines(
+    registry: Registry, wanted: Sequence[Wanted], config: EngineConfig, opened: ExitStack, *, warm_up: bool
+) -> dict[str, Engine]:
+    """Running engines by served name; `opened` closes them, also those that are open when a later one fails."""
+    from kaminari_core.launch import open_engine
+    from kaminari_core.progress import terminal_progress
+
+    engines: dict[str, Engine] = {}
+    for model, checkpoint, name in wanted:
+        with terminal_progress() as progress:
+            engine = open_engine(registry, model, checkpoint, config, progress, name, warm_up=warm_up)
+        opened.callback(engine.close)
+        # Two directories may turn out to be of one model.
+        _refuse_twins([*engines, engine.name])
+        engines[engine.name] = engine
+    return engines
 
 
 def _serve_until_stopped(
-    registry: Registry, engine: Engine, server: Server, config: AppConfig, drain_seconds: float
+    registry: Registry, engines: Mapping[str, Engine], server: Server, config: AppConfig, drain_seconds: float
 ) -> None:
     from kaminari_http.app import build_app
 
-    engines = {engine.name: engine}
+    app = build_app(engines, registry.routes(engines), config)
     try:
-        app = build_app(engines, registry.routes(engines), config)
-        try:
-            server.app = app
-            click.echo(f"kaminari serves {engine.name} at {server.url}")
-            server.wait()
-            raise EngineError("the HTTP server ended by itself; the log says why")
-        except KeyboardInterrupt:
-            logger.info("shutting down; running requests may go on for %g s", drain_seconds)
-            app.state.service.unavailable = "The server is shutting down."
-            engine.close(drain=drain_seconds)
-            logger.info("stopped")
-    finally:
-        engine.close()
+        server.app = app
+        click.echo(f"kaminari serves {', '.join(engines)} at {server.url}")
+        server.wait()
+        raise EngineError("the HTTP server ended by itself; the log says why")
+    except KeyboardInterrupt:
+        logger.info("shutting down; running requests may go on for %g s", drain_seconds)
+        app.state.service.unavailable = "The server is shutting down."
+        # Together, so that the limit holds for all of them; and without waiting for the threads when a second signal comes.
+        pool = ThreadPoolExecutor(len(engines))
+        for draining in [pool.submit(engine.close, drain_seconds) for engine in engines.values()]:
+            draining.result()
+        logger.info("stopped")
 
 
 def _set_up_logging(level: str) -> None:

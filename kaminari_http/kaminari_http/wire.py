@@ -280,11 +280,15 @@ class GenerateUsage(Struct):
     total_tokens: int
 
 
-class Metrics(Struct):
-    """`metrics` of a reply: the timings in seconds, memory in bytes, and the largest batch this request was decoded in."""
+class Metrics(Struct, kw_only=True):
+    """`metrics` of a reply: timings in seconds, memory in bytes, the batch it was admitted in, the largest it was decoded in.
+
+    `window` is the part of `queue` in which the scheduler held the request back for others to join it.
+    """
 
     prepare: float
     queue: float
+    window: float
     prefill: float
     ttft: float
     decode: float
@@ -295,6 +299,9 @@ class Metrics(Struct):
     images_per_s: float
     memory: int
     batch_size: int
+    batch_id: int | None
+    drafts_proposed: int
+    drafts_accepted: int
 
 
 class GenerateReply(Struct, kw_only=True):

@@ -242,6 +242,14 @@ def test_dead_engine_ends_all_requests_and_shows_in_health(start: Start) -> None
     assert server.http.get("/metrics").status_code == 200
 
 
+@pytest.mark.parametrize(("path", "closed"), [("/health", 503), ("/health/ready", 503), ("/health/live", 200)])
+def test_health_paths(start: Start, path: str, closed: int) -> None:
+    server = start(EchoModel, app={"api_keys": ("k",)})
+    assert (server.http.get(path).status_code, server.http.get(path).json()) == (200, {"status": "ok"})
+    server.engine.close()
+    assert server.http.get(path).status_code == closed
+
+
 def test_loading_server_is_unhealthy_and_says_why() -> None:
     app = loading_app(AppConfig(api_keys=("k",)))
     with listen("127.0.0.1", 0) as listener, Server(app, listener) as server:

@@ -38,7 +38,8 @@ def serve(folder: Path, model: str, *options: str, **environment: str) -> Iterat
     (folder / "config.json").write_text(json.dumps({"model_type": model}))
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    command = [sys.executable, "-c", PROGRAM, "serve", "--model", str(folder), "--port", str(port), *options]
+    models = [] if "--model" in options else ["--model", str(folder)]
+    command = [sys.executable, "-c", PROGRAM, "serve", *models, "--port", str(port), *options]
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KAMINARI_")}
     variables = {**inherited, "OMP_NUM_THREADS": "1", **environment}
     process = subprocess.Popen(
@@ -98,6 +99,46 @@ def test_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
         assert "Traceback" not in log
 
 
+def test_two_models_have_an_engine_each(tmp_path: Path) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "config.json").write_text('{"model_type": "echo"}')
+    pairs = zip(folders, ("left", "right"), strict=True)
+    options = [word for folder, name in pairs for word in ("--model", str(folder), "--served-model-name", name)]
+    with serve(tmp_path, "echo", *options, "--no-compile", "--slots", "1") as (process, url):
+        wait_for_health(url, 200)
+        assert process.stdout is not None
+        assert process.stdout.readline() == f"kaminari serves left, right at {url}\n"
+        assert [card["id"] for card in httpx2.get(f"{url}/v1/models").json()["data"]] == ["left", "right"]
+        for name in ("left", "right", "right"):
+            reply = httpx2.post(
+                f"{url}/v1/chat/completions", json=chat_body(f"to {name}", model=name), timeout=30
+            ).json()
+            assert (reply["model"], reply["choices"][0]["message"]["content"]) == (name, f"to {name}")
+        metrics = httpx2.get(f"{url}/metrics").text
+        assert 'kaminari_requests_total{finish="stop",model="left"} 1.0' in metrics
+        assert 'kaminari_requests_total{finish="stop",model="right"} 2.0' in metrics
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    options = ("--max-length", "3000", "--no-compile", "--drain-seconds", "60")
+    with serve(tmp_path, "echo", *options) as (process, url), ThreadPoolExecutor() as pool:
+        wait_for_health(url, 200)
+        body = chat_body("x" * 2500, max_tokens=2500)
+        running = pool.submit(httpx2.post, f"{url}/v1/chat/completions", json=body, timeout=30)
+        while 'requests_running{model="echo"} 1.0' not in httpx2.get(f"{url}/metrics").text:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        wait_for_health(url, 503)
+        process.send_signal(signal.SIGTERM)
+        assert running.result().status_code == 503
+        process.communicate(timeout=5)
+        assert process.returncode == 0
+
+
 def test_drain_has_a_limit(tmp_path: Path) -> None:
     options = ("--max-length", "3000", "--no-compile", "--drain-seconds", "0.2")
     with serve(tmp_path, "echo", *options) as (process, url), ThreadPoolExecutor() as pool:
@@ -125,6 +166,9 @@ def test_answers_and_stops_while_it_loads(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--api-key", ""], "--api-key"),
+        (["--model", "two", "--checkpoint", "x"], "2 --model and 1 --checkpoint"),
+        (["--served-model-name", "a", "--served-model-name", "b"], "1 --model and 2 --served-model-name"),
+        (["--model", "echo"], "two models would be served as 'echo'"),
         (["--port", "{taken}"], "cannot listen on 127.0.0.1:"),
         (["--host", "999.1.1.1"], "cannot listen on 999.1.1.1:"),
         (["--slots", "0"], "slots is 0"),
