@@ -26,7 +26,7 @@ from kaminari_core.weights import load_weights
 from kaminari_glmocr.config import Config, TextConfig, read_config
 from kaminari_glmocr.processor import Processor
 from kaminari_glmocr.vision import VisionTower
-from kaminari_glmocr.weights import DRAFT_COPIES, TIES, check_draft, draft_patterns, rules
+from kaminari_glmocr.weights import TIES, check_draft, draft_copies, draft_patterns, rules
 
 
 class Block(nn.Module):
@@ -229,7 +229,7 @@ def load(checkpoint: Path, config: EngineConfig, device: torch.device, progress:
         device=device,
         dtype=dtype,
         ties=TIES if found.text.tied else {},
-        copies=DRAFT_COPIES if drafting else {},
+        copies=draft_copies(found) if drafting else {},
         ignore=() if drafting else draft_patterns(found),
         progress=progress,
     )

@@ -16,12 +16,6 @@ from kaminari_glmocr.config import Config, TextConfig
 TIES = {"decoder.lm_head.weight": "decoder.embed_tokens.weight"}
 """Shared tensors of a checkpoint whose config.json ties them."""
 
-DRAFT_COPIES = {
-    "draft.embed_tokens.weight": "decoder.embed_tokens.weight",
-    "draft.head.weight": "decoder.lm_head.weight",
-}
-"""What the draft head shares with the decoder where the checkpoint has no copies for it, or copies that are equal."""
-
 _LAYER = r"model\.language_model\.layers\.{}\."
 
 
@@ -35,6 +29,15 @@ def rules(config: Config, *, draft: bool = False) -> list[Rule]:
         Rule(r"model\.visual\.patch_embed\.proj\.(weight|bias)", r"vision.tower.patch_embed.\1"),
         Rule(r"model\.visual\.(.+)", r"vision.tower.\1"),
     ]
+
+
+def draft_copies(config: Config) -> dict[str, str]:
+    """What the draft head shares with the decoder where the checkpoint has no copies for it, or copies that are equal."""
+    head = "decoder.lm_head.weight"
+    return {
+        "draft.embed_tokens.weight": "decoder.embed_tokens.weight",
+        "draft.head.weight": TIES[head] if config.text.tied else head,
+    }
 
 
 def draft_patterns(config: Config) -> list[str]:

@@ -148,6 +148,17 @@ def test_copies_of_embedding_and_head_are_shared_when_absent_or_equal(
     assert network.draft.head.weight is network.decoder.lm_head.weight
 
 
+def test_a_tied_checkpoint_needs_one_matrix_for_all_four(folder: Path, config: EngineConfig) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | {"tie_word_embeddings": True}))
+    absent = ("lm_head.weight", LAYER + "embed_tokens.weight", LAYER + "shared_head.head.weight")
+    change_tensors(folder, lambda tensors: [tensors.pop(name) for name in absent])
+    network = load(folder, replace(config, draft="mtp"), CPU, quiet).network
+    assert network.draft is not None
+    matrices = (network.decoder.lm_head, network.draft.embed_tokens, network.draft.head)
+    assert all(each.weight is network.decoder.embed_tokens.weight for each in matrices)
+
+
 def test_checkpoint_saved_again_by_transformers_is_the_same(
     tiny_random: Path, model: GlmOcr, tmp_path: Path, config: EngineConfig, ask: Callable[..., Request]
 ) -> None:
