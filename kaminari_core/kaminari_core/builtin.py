@@ -31,17 +31,28 @@ def kaminari_schedulers() -> Iterable[SchedulerSpec]:
         SchedulerSpec(
             name="continuous",
             target="kaminari_core.scheduler:ContinuousScheduler",
-            summary="admit in order of arrival, as soon as a slot is free",
-        )
+            summary="fill free slots at any step, interactive requests first",
+        ),
+        SchedulerSpec(
+            name="microbatch",
+            target="kaminari_core.scheduler:MicrobatchScheduler",
+            summary="wait a moment for company, then serve the group as one batch",
+        ),
+        SchedulerSpec(
+            name="streaming",
+            target="kaminari_core.scheduler:StreamingScheduler",
+            summary="one request at a time",
+        ),
     ]
 
 
 @hookimpl
 def kaminari_commands(cli: click.Group) -> None:
-    """The commands `models`, `plugins`, `run` and `bench`."""
+    """The commands `models`, `plugins`, `run`, `bench` and `check`."""
     from kaminari_core.commands_bench import bench
+    from kaminari_core.commands_check import check
     from kaminari_core.commands_list import models, plugins
     from kaminari_core.commands_run import run
 
-    for command in (models, plugins, run, bench):
+    for command in (models, plugins, run, bench, check):
         cli.add_command(command)

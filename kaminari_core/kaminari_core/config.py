@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,6 +32,8 @@ class EngineConfig:
     """The KV cache, by the name that a plugin gives it."""
     scheduler: str = "continuous"
     """The admission policy, by the name that a plugin gives it."""
+    batch_window: float = 0.05
+    """Seconds that the scheduler `microbatch` waits after a first arrival for others to join its batch."""
     quantizer: str = "none"
     """The weight quantizer, by the name that a plugin gives it, or `none`."""
     sizing: Sizing = "bucket"
@@ -55,6 +58,8 @@ class EngineConfig:
     """Tokens that are guessed at a time."""
     draft_auto: bool = True
     """Pause guessing at numbers of rows where it is measured to lose."""
+    stall_seconds: float = 180.0
+    """An engine that has work and makes no step for this long has stalled. The first steps compile, unless warmed up."""
 
     def __post_init__(self) -> None:
         positive = ("slots", "max_length", "max_tokens", "visual_tokens", "max_images", "max_image_pixels",
@@ -62,6 +67,10 @@ class EngineConfig:
         for name in positive:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name.replace('_', '-')} is {getattr(self, name)}, but must be at least 1")
+        if not 0 <= self.batch_window < math.inf:
+            raise UsageError(f"batch-window is {self.batch_window}, but must be a number of seconds, 0 or more")
+        if not 0 < self.stall_seconds < math.inf:
+            raise UsageError(f"stall-seconds is {self.stall_seconds}, but must be a number of seconds above 0")
         if self.sizing not in ("bucket", "exact"):
             raise UsageError(f"sizing is {self.sizing!r}; choose bucket or exact")
         if self.draft not in ("none", "prompt-lookup", "mtp"):

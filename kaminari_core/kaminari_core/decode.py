@@ -138,6 +138,11 @@ class DecodeCore:
             self._run(bucket, drafting=drafting)
         progress("compile", len(shapes), len(shapes))
 
+    def probe(self) -> None:
+        """Run a real step of the smallest bucket and wait for it. As `warm_up` it needs no request, and no row may be live."""
+        self._inputs[self.widths[0]].clear(self.cache.max_length)
+        self._run(self.buckets[0], drafting=False).argmax().item()
+
     def _feed(
         self,
         tokens: Sequence[Sequence[int]],
@@ -172,12 +177,16 @@ class DecodeCore:
     def _record(self, bucket: Bucket, drafting: bool) -> tuple[torch.cuda.CUDAGraph, Tensor]:
         """Capture one bucket. The first run, outside the graph, compiles and lets libraries allocate their workspaces.
 
-        Running a step twice on the same inputs writes the same keys and values twice, so capture needs no copy of the cache.
+        Running a step twice on the same inputs writes the same keys and values twice, so capture needs no copy of the cache; but
+        a draft step goes on from the hidden states that it leaves, so those are put back.
         """
+        state = self.cache.state.clone() if drafting and self.cache.state is not None else None
         side = torch.cuda.Stream(self.model.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.model.device))
         with torch.cuda.stream(side):
             self._compute(bucket, drafting)
+            if state is not None and self.cache.state is not None:
+                self.cache.state.copy_(state)
         torch.cuda.current_stream(self.model.device).wait_stream(side)
         pool = next((graph.pool() for graph, _ in self._graphs.values()), None)
         graph = torch.cuda.CUDAGraph()

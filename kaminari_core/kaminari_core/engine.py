@@ -8,12 +8,14 @@ whole engine can stand in another process behind the same methods.
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
-import queue
+import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Generator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from kaminari_core.config import EngineConfig
 from kaminari_core.decode import DecodeCore
@@ -26,14 +28,27 @@ from kaminari_core.errors import (
     RequestError,
     UsageError,
 )
-from kaminari_core.flow import Event, Failed, Finished, ImagePart, Request, Result
-from kaminari_core.live import Live, Sink
+from kaminari_core.flow import Event, Failed, Finished, Request, Result, Sampling
+from kaminari_core.intake import check_request, deadline_error
+from kaminari_core.live import Live
 from kaminari_core.loop import Loop
-from kaminari_core.protocols import Cache, Model, Progress, Scheduler
-from kaminari_core.sampling import validate
+from kaminari_core.protocols import Cache, Model, ModelShape, Progress, Scheduler
+from kaminari_core.serving import Health, Sink, stream_events, wait_for_result
 from kaminari_core.stats import Stats
+from kaminari_core.watch import Watch
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A request that has not ended. `deadline` is a time.monotonic(); `cancelled` is set while it is still being prepared."""
+
+    request: Request
+    sink: Sink
+    submitted: float
+    deadline: float
+    cancelled: bool = False
 
 
 class Engine:
@@ -48,21 +63,24 @@ class Engine:
         config: EngineConfig,
         *,
         tasks: Mapping[str, str] | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.name, self.model, self.config = name, model, config
-        self.tasks = dict(tasks or {})
+        self.tasks: Mapping[str, str] = dict(tasks or {})
+        self._watch = watch or Watch()
         widths = (1,) if config.draft == "none" else (1, config.draft_tokens + 1)
         self._core = DecodeCore(model, cache, compile=config.compile, widths=widths)
-        self._loop = Loop(model, cache, scheduler, config, self._core, _drafter(config, self._core))
+        self._loop = Loop(model, cache, scheduler, config, self._core, _drafter(config, self._core), self._watch)
         self._workers = ThreadPoolExecutor(config.prepare_threads, thread_name_prefix=f"{name}-prepare")
         self._thread = threading.Thread(target=self._run, name=f"{name}-engine", daemon=True)
         self._changed = threading.Condition()
         # Guarded by _changed:
-        self._open: dict[str, Sink] = {}
+        self._open: dict[str, _Open] = {}
         self._arrived: list[Live] = []
         self._leaving: list[str] = []
-        self._doomed: set[str] = set()
-        """Cancelled while they are still being prepared."""
+        self._probes: list[Future[None]] = []
+        self._next_deadline = math.inf
+        self._step_began = math.inf
         self._closing = False
         self._broken: KaminariError | None = None
 
@@ -72,6 +90,16 @@ class Engine:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    @property
+    def shape(self) -> ModelShape:
+        """See Serving."""
+        return self.model.shape
+
+    @property
+    def sampling_defaults(self) -> Sampling:
+        """See Serving."""
+        return self.model.sampling_defaults
 
     @property
     def alive(self) -> bool:
@@ -88,57 +116,42 @@ class Engine:
         self._thread.start()
 
     def submit(self, request: Request, sink: Sink) -> None:
-        """Queue a request; returns at once.
-
-        The sink gets Delta events and then exactly one Finished or Failed, in order, from other threads; it must not block.
-        Raises QueueFullError, EngineClosedError, or RequestError for what can be told without preparing.
-        """
-        if request.max_tokens is not None and request.max_tokens < 1:
-            raise RequestError(f"max_tokens is {request.max_tokens}, but must be at least 1", param="max_tokens")
-        validate(request.sampling, self.model.shape.vocabulary)
-        if self.model.shape.image_unit is None:
-            _refuse_pictures(request, self.name)
+        """See Serving."""
+        check_request(request, self.model.shape, self.name)
         with self._changed:
             self._check_open()
+            if refusal := self._loop.circuit.refusal(busy=bool(self._open)):
+                raise refusal
             if request.id in self._open:
                 raise RequestError(f"a request with the id {request.id!r} is already being served", param="id")
             waiting = len(self._open) - self._loop.running
             if waiting >= self.config.queue:
                 raise QueueFullError(f"{waiting} requests are waiting, which is the limit (--queue); try again later")
-            self._open[request.id] = sink
-            self._workers.submit(self._prepare, request, time.monotonic())
+            now = time.monotonic()
+            deadline = math.inf if request.timeout is None else now + request.timeout
+            opened = self._open[request.id] = _Open(request, sink, now, deadline)
+            if deadline < self._next_deadline:
+                self._next_deadline = deadline
+                self._changed.notify_all()
+            self._workers.submit(self._prepare, opened)
 
-    def stream(self, request: Request) -> Iterator[Event]:
-        """Submit a request and yield its events; leaving the iteration early cancels it."""
-        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.submit(request, events.put)
-        try:
-            while True:
-                event = events.get()
-                yield event
-                if isinstance(event, Finished | Failed):
-                    return
-        finally:
-            self.cancel(request.id)
+    def stream(self, request: Request) -> Generator[Event, None, None]:
+        """See Serving."""
+        return stream_events(self, request)
 
     def generate(self, request: Request) -> Result:
-        """Submit a request and wait for its result. Raises the error of a request that failed."""
-        for event in self.stream(request):
-            if isinstance(event, Failed):
-                raise event.error
-            if isinstance(event, Finished):
-                return event.result
-        raise AssertionError("a stream of events ended without its last event")
+        """See Serving."""
+        return wait_for_result(self, request)
 
     def cancel(self, request_id: str) -> None:
-        """End a request between two steps, as finished with the reason `cancelled`. Does nothing when it has ended."""
+        """See Serving."""
         with self._changed:
             if request_id in self._open:
                 self._leaving.append(request_id)
                 self._changed.notify_all()
 
     def stats(self) -> Stats:
-        """A snapshot of the counters."""
+        """See Serving."""
         loop, core = self._loop, self._core
         running, waiting = loop.running, len(loop.waiting)
         return Stats(
@@ -156,10 +169,39 @@ class Engine:
             drafts_proposed=loop.drafts_proposed,
             drafts_accepted=loop.drafts_accepted,
             drafts_paused=loop.drafting_paused,
+            batches=loop.batches,
+            circuit=loop.circuit.state,
         )
 
+    def health(self) -> Health:
+        """See Serving."""
+        now, loop = time.monotonic(), self._loop
+        broken = self._broken
+        return Health(
+            state="serving" if self.alive else "closed" if isinstance(broken, EngineClosedError) else "failed",
+            working=bool(self._open),
+            last_step=None if loop.last_step is None else now - loop.last_step,
+            stalled=now - self._step_began > self.config.stall_seconds,
+            circuit=loop.circuit.state,
+            reason=loop.circuit.reason if broken is None else str(broken),
+        )
+
+    def probe(self, timeout: float = 10.0) -> float:
+        """See Serving."""
+        began = time.monotonic()
+        probe: Future[None] = Future()
+        with self._changed:
+            self._check_open()
+            self._probes.append(probe)
+            self._changed.notify_all()
+        try:
+            probe.result(timeout)
+        except concurrent.futures.TimeoutError as error:
+            raise EngineError(f"no decode step ended within {timeout:g} s") from error
+        return time.monotonic() - began
+
     def close(self, drain: float = 0.0) -> None:
-        """Take no more requests, let open ones finish for up to `drain` seconds, fail the rest and stop the thread."""
+        """See Serving."""
         with self._changed:
             self._closing = True
             self._changed.wait_for(lambda: not self._open, timeout=drain)
@@ -176,43 +218,46 @@ class Engine:
         if self._closing or not self._thread.is_alive():
             raise EngineClosedError(f"the engine {self.name!r} is closed or was not started")
 
-    def _prepare(self, request: Request, submitted: float) -> None:
+    def _prepare(self, opened: _Open) -> None:
         """In a worker: turn a request into a Live and queue it for the engine thread."""
+        request = opened.request
+        self._watch.preparing(request.id)
         try:
-            prepared = self.model.prepare(request)
             live = Live(
-                prepared,
-                lambda event: self._send(request.id, event),
+                self.model.prepare(request),
+                lambda event: self._send(opened, event),
                 self.model.shape,
                 self.model.detokenizer(),
                 self.model.device,
-                submitted=submitted,
+                submitted=opened.submitted,
                 max_length=self.config.max_length,
                 max_tokens=self.config.max_tokens,
             )
         except KaminariError as error:
-            self._send(request.id, Failed(request.id, error))
+            self._send(opened, Failed(request.id, error))
         except Exception as error:
             logger.exception("preparing request %s failed", request.id)
             failure = EngineError(f"preparing the request failed: {type(error).__name__}: {error}")
-            self._send(request.id, Failed(request.id, failure))
+            self._send(opened, Failed(request.id, failure))
         else:
+            self._watch.prepared(request.id)
             with self._changed:
-                self._arrived.append(live)
-                self._changed.notify_all()
+                # One whose deadline passed has ended, and its id may be in use again.
+                if self._open.get(request.id) is opened:
+                    self._arrived.append(live)
+                    self._changed.notify_all()
 
-    def _send(self, request_id: str, event: Event) -> None:
+    def _send(self, opened: _Open, event: Event) -> None:
         """Pass an event on, and forget the request with its last one."""
-        sink = self._open.get(request_id)
-        if sink is None:
-            return
-        if isinstance(event, Finished | Failed):
-            with self._changed:
-                self._open.pop(request_id, None)
-                self._doomed.discard(request_id)
+        request_id = opened.request.id
+        with self._changed:
+            if self._open.get(request_id) is not opened:
+                return
+            if isinstance(event, Finished | Failed):
+                del self._open[request_id]
                 self._changed.notify_all()
         try:
-            sink(event)
+            opened.sink(event)
         except Exception:
             logger.exception("the event sink of request %s failed; the request is cancelled", request_id)
             self.cancel(request_id)
@@ -221,21 +266,29 @@ class Engine:
         """The engine thread."""
         try:
             while self._collect():
+                self._step_began = time.monotonic()
+                self._watch.stepping()
                 self._loop.step()
+                self._answer_probes()
+                self._watch.stepped()
+                self._step_began = math.inf
         except Exception as error:
             logger.exception("the engine thread of %r died", self.name)
             self._broken = EngineError(f"the engine {self.name!r} stopped: {type(error).__name__}: {error}")
         assert self._broken is not None, "the engine thread ends only when it is closed or broken"
+        self._step_began = math.inf
         self._loop.fail_all(self._broken)
         self._fail_open(self._broken)
 
     def _collect(self) -> bool:
         """Wait for work and take in what other threads left; False when the thread is to end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._arrived or self._leaving or self._broken or not self._loop.idle)
+            while (pause := self._pause()) > 0:
+                self._watch.resting()
+                self._changed.wait(None if pause == math.inf else pause)
             arrived, self._arrived = self._arrived, []
             leaving, self._leaving = self._leaving, []
-            leaving += [live.request.id for live in arrived if live.request.id in self._doomed]
+            leaving += [live.request.id for live in arrived if self._open[live.request.id].cancelled]
         if self._broken is not None:
             return False
         for live in arrived:
@@ -244,23 +297,46 @@ class Engine:
             if not self._loop.cancel(request_id):
                 with self._changed:
                     if request_id in self._open:
-                        self._doomed.add(request_id)
+                        self._open[request_id].cancelled = True
+        if time.monotonic() >= self._next_deadline:
+            self._expire()
         return True
 
+    def _pause(self) -> float:
+        """Seconds for which the engine thread has nothing to do, unless something changes."""
+        if self._arrived or self._leaving or self._probes or self._broken:
+            return 0.0
+        until = min(self._loop.next_step, self._next_deadline)
+        return until - time.monotonic() if until > 0 else 0.0
+
+    def _expire(self) -> None:
+        """Fail the requests whose deadline has passed, wherever they are."""
+        now = time.monotonic()
+        with self._changed:
+            late = [opened for opened in self._open.values() if opened.deadline <= now]
+            others = (opened.deadline for opened in self._open.values() if opened.deadline > now)
+            self._next_deadline = min(others, default=math.inf)
+        for opened in late:
+            error = deadline_error(opened.request)
+            if not self._loop.fail(opened.request.id, error):
+                self._send(opened, Failed(opened.request.id, error))
+
+    def _answer_probes(self) -> None:
+        with self._changed:
+            probes, self._probes = self._probes, []
+        for probe in probes:
+            try:
+                self._loop.probe()
+            except KaminariError as error:
+                probe.set_exception(error)
+            else:
+                probe.set_result(None)
+
     def _fail_open(self, error: KaminariError) -> None:
-        for request_id in list(self._open):
-            self._send(request_id, Failed(request_id, error))
-
-
-def _refuse_pictures(request: Request, name: str) -> None:
-    for message in request.messages:
-        for part in message.parts:
-            if isinstance(part, ImagePart):
-                raise RequestError(
-                    f"{part.name}: the model {name!r} takes no pictures; leave them out or serve a vision model",
-                    param=part.name,
-                    code="pictures_not_supported",
-                )
+        for opened in list(self._open.values()):
+            self._send(opened, Failed(opened.request.id, error))
+        for probe in self._probes:
+            probe.set_exception(error)
 
 
 def _drafter(config: EngineConfig, core: DecodeCore) -> Drafter | None:

@@ -4,9 +4,19 @@ One root, few children: a front end chooses its status code or exit code by clas
 says what happened, what there is, and what to do. Broken invariants inside the engine are plain assertions instead.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kaminari_core.flow import Saw
+
 
 class KaminariError(Exception):
-    """Root of every error that a user is meant to read."""
+    """Root of every error that a user is meant to read. `code` is a stable machine-readable word, None where there is none."""
+
+    code: str | None = None
 
 
 class UsageError(KaminariError):
@@ -42,6 +52,17 @@ class RequestError(KaminariError):
         return (_rebuild_request_error, (type(self), str(self), self.param, self.code))
 
 
+class PromptTooLongError(RequestError):
+    """A prompt that the context cannot hold: it has `tokens` tokens, and `saw` tells those of its pictures."""
+
+    def __init__(self, message: str, tokens: int, saw: Sequence[Saw] = (), *, param: str = "messages") -> None:
+        super().__init__(message, param=param, code="context_length_exceeded")
+        self.tokens, self.saw = tokens, tuple(saw)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (type(self), (str(self), self.tokens, self.saw))
+
+
 class ImageError(RequestError):
     """A picture that cannot be read or exceeds a limit."""
 
@@ -63,6 +84,30 @@ class EngineError(KaminariError):
 
 class EngineClosedError(EngineError):
     """The engine is closing or closed and takes no more requests."""
+
+
+class EngineUnhealthyError(EngineError):
+    """The engine takes no requests for now, because it failed repeatedly; the message has the reason."""
+
+    code = "engine_unhealthy"
+
+
+class EngineRestartedError(EngineError):
+    """The engine's process ended while it wrote this reply; the same request may succeed."""
+
+    code = "engine_restarted"
+
+
+class PoisonError(EngineError):
+    """The engine's process ended each time it served this request, so it is not tried again."""
+
+    code = "request_kills_engine"
+
+
+class DeadlineError(KaminariError):
+    """A request did not end within its `timeout`."""
+
+    code = "timeout"
 
 
 def _rebuild_request_error(kind: type[RequestError], message: str, param: str | None, code: str | None) -> RequestError:

@@ -19,6 +19,7 @@ import torch
 from kaminari_core.errors import KaminariError
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
+Priority = Literal["interactive", "batch"]
 FinishReason = Literal["stop", "length", "cancelled"]
 FinishDetail = Literal["end_token", "stop_string", "max_tokens", "context_full", "cancelled"]
 NO_BIAS: Mapping[int, float] = MappingProxyType({})
@@ -76,7 +77,11 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a caller asks for. `max_tokens` None means up to the engine's limit for one reply."""
+    """What a caller asks for. `max_tokens` None means up to the engine's limit for one reply.
+
+    `priority` `batch` is for work nobody waits at: it yields to `interactive` requests. A request that has not ended `timeout`
+    seconds after its submission fails with a DeadlineError, wherever it is then; None is no limit.
+    """
 
     messages: tuple[Message, ...]
     max_tokens: int | None = None
@@ -84,6 +89,8 @@ class Request:
     sampling: Sampling = Sampling()
     ignore_end: bool = False
     """Go on past end tokens; for benchmarks, which must decode a known number of tokens."""
+    priority: Priority = "interactive"
+    timeout: float | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
@@ -208,7 +215,8 @@ class Drafts:
 class Timings:
     """Where the time of one request went, in seconds.
 
-    `prepare` runs in a worker; `queue` is from prepared to admitted; `prefill` includes the vision tower; `ttft` is from
+    `prepare` runs in a worker; `queue` is from prepared to admitted, and `window` the part of it in which the scheduler held
+    the request back on purpose, for others to join its batch; `prefill` includes the vision tower; `ttft` is from
     submission to the first token; `decode` is from the first token to the last, `sampling` and `finalize` (detokenizing, stop
     strings, events) are this row's share of it; `total` is from submission to the end. `memory` is the peak number of bytes of
     the device allocator (CUDA) or of the process (CPU).
@@ -225,6 +233,7 @@ class Timings:
     tokens_per_s: float
     images_per_s: float
     memory: int
+    window: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +251,8 @@ class Result:
     batch_size: int
     """The largest number of rows that were decoded together with this one, itself included."""
     drafts: Drafts = Drafts()
+    batch_id: int | None = None
+    """Requests that were admitted by the same answer of the scheduler share it. None for one that was never admitted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import pluggy
 if TYPE_CHECKING:
     import click
 
-    from kaminari_core.engine import Engine
+    from kaminari_core.serving import Serving
     from kaminari_core.specs import CacheSpec, ModelSpec, QuantizerSpec, SchedulerSpec
 
 hookspec = pluggy.HookspecMarker("kaminari")
@@ -74,7 +74,7 @@ def kaminari_commands(cli: click.Group) -> None:
 
 
 @hookspec
-def kaminari_routes(engines: Mapping[str, Engine]) -> Iterable[Any]:  # type: ignore[empty-body]
+def kaminari_routes(engines: Mapping[str, Serving]) -> Iterable[Any]:  # type: ignore[empty-body]
     """Starlette routes for the HTTP server; `engines` maps served model names to engines.
 
     @hookimpl

@@ -8,7 +8,8 @@ State machine, and who moves it (always in the engine thread):
     decoding    in Loop.rows, row == slot: one token per step    Loop, when the prompt is complete
     finished    the reply ended by itself or by a limit          Loop, from what Reply.take found
     cancelled   the caller left                                  Engine.cancel, acted on between two steps
-    failed      prepare, prefill or decode raised                Loop, or Engine for prepare
+    failed      prepare, prefill or decode raised, its logits    Loop, or Engine for prepare and deadlines
+                were not finite, or its deadline passed
 
 The last three hold no slot and have sent their last event.
 """
@@ -16,19 +17,17 @@ The last three hold no slot and have sent their last event.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import torch
 
-from kaminari_core.flow import Drafts, Embedded, Event, FinishDetail, Prepared, Request, Result, Timings, Usage
+from kaminari_core.errors import KaminariError
+from kaminari_core.flow import Drafts, Embedded, FinishDetail, Prepared, Request, Result, Timings, Usage
 from kaminari_core.prompt_lookup import GramIndex
 from kaminari_core.protocols import Detokenizer, ModelShape
 from kaminari_core.reply import REASONS, Reply
 from kaminari_core.sampling import RowSampler
+from kaminari_core.serving import Sink
 from kaminari_core.stats import peak_memory
-
-Sink = Callable[[Event], None]
-"""Takes the events of one request, in order, from the engine thread or a prepare thread. It must not block."""
 
 
 class Live:
@@ -36,6 +35,8 @@ class Live:
 
     `length` counts the cache positions it fills, `slot` is its cache row (-1 while it has none), `chosen` lists the ids of all
     generated tokens, of which the last is not in the cache yet, and `fresh` those of the last step. `grams` is prompt lookup's.
+    `held` is when the scheduler first put it off, 0 if it did not; `grouped` whether its batch is prefilled before any of it is
+    decoded; `error` what it is about to fail with.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Live:
     ) -> None:
         self.prepared, self.send = prepared, send
         self.submitted, self.ready = submitted, time.monotonic()
-        self.admitted = self.first_token = self.last_token = 0.0
+        self.held = self.admitted = self.first_token = self.last_token = 0.0
         self.sampling = self.finalize = 0.0
         self.slot, self.length = -1, 0
         self.chosen: list[int] = []
@@ -61,6 +62,9 @@ class Live:
         self.grams: GramIndex | None = None
         self.embedded: Embedded | None = None
         self.batch_size = 0
+        self.batch_id: int | None = None
+        self.grouped = False
+        self.error: KaminariError | None = None
         request = prepared.request
         # The first token needs no cache position: it comes from the prompt's last.
         room = max_length - prepared.length + 1
@@ -99,6 +103,7 @@ class Live:
             saw=self.prepared.saw,
             batch_size=self.batch_size,
             drafts=Drafts(self.proposed, self.accepted),
+            batch_id=self.batch_id,
         )
 
     def _timings(self, now: float, device: torch.device) -> Timings:
@@ -116,4 +121,5 @@ class Live:
             tokens_per_s=(self.reply.generated - 1) / decode if decode > 0 else 0.0,
             images_per_s=len(self.prepared.saw) / total if total > 0 else 0.0,
             memory=peak_memory(device),
+            window=(self.admitted or now) - self.held if self.held else 0.0,
         )

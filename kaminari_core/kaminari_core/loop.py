@@ -1,13 +1,19 @@
 """One step of the engine: admit, prefill, decode, emit, retire.
 
 The loop owns the rows. Live rows are always slots 0 .. n - 1: when one retires, the last takes its place. One request is in
-prefill at a time, alone, so a bad one fails alone and its arithmetic does not depend on neighbours; with live rows around, it
-advances by one chunk per step so that they keep decoding. Everything here runs in the engine thread.
+prefill at a time, alone, so a bad one fails alone and its arithmetic does not depend on neighbours; it advances by one chunk
+per step, so that live rows keep decoding and a request that is cancelled or late ends soon. Everything here runs in the engine
+thread.
+
+Failures stay where they are. A row whose logits are not finite fails alone, and its cache row is wiped: what is masked is
+multiplied by zero, and zero times not-a-number is not a number, so the slot's next tenant would read it. A step that raises
+fails its rows, and the whole cache is wiped; a request in prefill begins it again.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -15,14 +21,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kaminari_core.circuit import Circuit
 from kaminari_core.config import EngineConfig
 from kaminari_core.decode import DecodeCore
 from kaminari_core.draft import Drafter, Gain
 from kaminari_core.errors import EngineError, KaminariError
-from kaminari_core.flow import Alternative, Delta, Failed, Finished, Token
+from kaminari_core.flow import Delta, Failed, Finished
 from kaminari_core.live import Live
-from kaminari_core.protocols import Cache, Model, Scheduler, Waiting
-from kaminari_core.sampling import logprobs
+from kaminari_core.protocols import Cache, Group, Later, Model, Scheduler, Waiting
+from kaminari_core.rows import check_finite, choose, feed, take
+from kaminari_core.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -38,22 +46,35 @@ class Loop:
         config: EngineConfig,
         core: DecodeCore,
         drafter: Drafter | None,
+        watch: Watch,
     ) -> None:
         self._model, self._cache, self._scheduler, self._core = model, cache, scheduler, core
-        self._config, self._drafter = config, drafter
+        self._config, self._drafter, self._watch = config, drafter, watch
+        self.circuit = Circuit()
         self._drafts_width = config.draft_tokens + 1
         self._gain = Gain(judge=config.draft_auto)
         self.waiting: dict[str, Live] = {}
         self.admitted: deque[Live] = deque()
         self.rows: list[Live] = []
         self.finished: Counter[str] = Counter()
+        self.batches = 0
+        self._ask_at = math.inf
+        """When the scheduler is to be asked again while nothing runs."""
+        self.last_step: float | None = None
         self.steps = self.decoded_rows = self.prompt_tokens = self.generated_tokens = 0
         self.drafts_proposed = self.drafts_accepted = 0
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to do."""
+        """Whether there is no request here."""
         return not (self.waiting or self.admitted or self.rows)
+
+    @property
+    def next_step(self) -> float:
+        """The time.monotonic() at which `step` has something to do; infinity while only a change can bring work."""
+        if self.admitted or self.rows:
+            return 0.0
+        return self._ask_at if self.waiting else math.inf
 
     @property
     def drafting_paused(self) -> tuple[int, ...]:
@@ -67,34 +88,45 @@ class Loop:
 
     def add(self, live: Live) -> None:
         """Queue a prepared request."""
+        if refusal := self.circuit.refusal():
+            self._fail(live, refusal)
+            return
         self.waiting[live.request.id] = live
+        self._ask_at = 0.0
 
     def step(self) -> None:
         """Admit what the scheduler allows, advance prefill, decode one token for every live row."""
         self._admit()
         if self.admitted:
             self._prefill()
-        if self.rows:
+        if self.rows and not any(live.grouped for live in self.admitted):
             self._decode()
+
+    def probe(self) -> None:
+        """A decode step without a request. While rows are live it is not needed: their steps run between any two calls."""
+        if self.rows:
+            return
+        try:
+            self._core.probe()
+        except Exception as error:
+            failure = _wrapped("decode step", error)
+            self._recover(failure)
+            raise failure from error
+        self._succeeded()
 
     def cancel(self, request_id: str) -> bool:
         """End a request wherever it is; False when it is not here."""
-        if live := self.waiting.pop(request_id, None):
+        live = self._remove(request_id)
+        if live is not None:
             self._finish(live, live.reply.cancel())
-            return True
-        for live in self.admitted:
-            if live.request.id == request_id:
-                self.admitted.remove(live)
-                self._leave_prefill(live)
-                self._finish(live, live.reply.cancel())
-                return True
-        for index, live in enumerate(self.rows):
-            if live.request.id == request_id:
-                tail = live.reply.cancel()
-                self._retire(index)
-                self._finish(live, tail)
-                return True
-        return False
+        return live is not None
+
+    def fail(self, request_id: str, error: KaminariError) -> bool:
+        """End a request with an error wherever it is; False when it is not here."""
+        live = self._remove(request_id)
+        if live is not None:
+            self._fail(live, error)
+        return live is not None
 
     def fail_all(self, error: KaminariError) -> None:
         """End everything with an error, leaving all slots free."""
@@ -107,31 +139,66 @@ class Loop:
         while self.waiting:
             self._fail(self.waiting.pop(next(iter(self.waiting))), error)
 
+    def _remove(self, request_id: str) -> Live | None:
+        """Take a request out, leaving its slot free; None when it is not here."""
+        if live := self.waiting.pop(request_id, None):
+            self._ask_at = 0.0
+            return live
+        for live in self.admitted:
+            if live.request.id == request_id:
+                self.admitted.remove(live)
+                self._leave_prefill(live)
+                return live
+        for row, live in enumerate(self.rows):
+            if live.request.id == request_id:
+                return self._retire(row)
+        return None
+
     def _admit(self) -> None:
         free = self._cache.slots - self.running
         if not self.waiting or free < 1:
             return
-        queue = [Waiting(live.request.id, live.ready, live.prepared.length) for live in self.waiting.values()]
-        for request_id in self._scheduler.admit(queue, free, self.running, time.monotonic())[:free]:
+        now = time.monotonic()
+        queue = [
+            Waiting(live.request.id, live.ready, live.prepared.length, live.request.priority)
+            for live in self.waiting.values()
+        ]
+        answer = self._scheduler.admit(queue, free, self.running, now)
+        self._ask_at = math.inf
+        if isinstance(answer, Later):
+            self._ask_at = answer.at
+            for live in self.waiting.values():
+                live.held = live.held or now
+            return
+        grouped = isinstance(answer, Group)
+        ids = (answer.ids if isinstance(answer, Group) else answer)[:free]
+        if not ids:
+            return
+        self._watch.starting(ids)
+        self.batches += 1
+        for request_id in ids:
             live = self.waiting.pop(request_id)
-            live.admitted = time.monotonic()
+            live.admitted, live.batch_id, live.grouped = now, self.batches, grouped
             self.admitted.append(live)
 
+    def _next_prefill(self) -> Live:
+        """The request whose prompt is begun, else the oldest interactive one, else the oldest."""
+        return min(self.admitted, key=lambda live: (live.embedded is None, live.request.priority == "batch"))
+
     def _prefill(self) -> None:
-        """Advance the oldest admitted request by a chunk, or to its end when no row is waiting for its next token."""
-        live = self.admitted[0]
-        logits: Tensor | None = None
+        """Advance an admitted request by a chunk of its prompt."""
+        live = self._next_prefill()
         try:
             with torch.inference_mode():
                 if live.embedded is None:
                     live.slot = self._cache.claim()
                     live.embedded = self._model.embed(live.prepared)
-                while live.length < live.prepared.length and (logits is None or not self.rows):
-                    stop = min(live.length + self._config.prefill_chunk, live.prepared.length)
-                    logits = self._model.prefill(live.embedded, live.length, stop, self._cache, live.slot)
-                    live.length = stop
+                stop = min(live.length + self._config.prefill_chunk, live.prepared.length)
+                logits = self._model.prefill(live.embedded, live.length, stop, self._cache, live.slot)
+                live.length = stop
                 if live.length == live.prepared.length:
-                    assert logits is not None, "a prompt has at least one token"
+                    # Before it moves: only the slot it is in is wiped.
+                    check_finite(logits)
                     self._enter(live)
                     self._emit([live], logits[None, None], [[]])
                     self._retire_ended([live])
@@ -141,7 +208,7 @@ class Loop:
 
     def _enter(self, live: Live) -> None:
         """A prompt is complete: give it the row behind the last live one."""
-        self.admitted.popleft()
+        self.admitted.remove(live)
         row = len(self.rows)
         if live.slot != row:
             self._cache.move(live.slot, row, live.length)
@@ -156,7 +223,7 @@ class Loop:
         started = time.monotonic()
         try:
             guesses = self._guess(rows)
-            logits = self._core.step(*_feed(rows, guesses, self._drafts_width, self._cache.max_length))
+            logits = self._core.step(*feed(rows, guesses, self._drafts_width, self._cache.max_length))
             self.steps += 1
             self.decoded_rows += len(rows)
             before = self.generated_tokens
@@ -166,9 +233,30 @@ class Loop:
             self._gain.note(len(rows), any(guesses), self.generated_tokens - before, time.monotonic() - started)
             self._retire_ended(rows)
         except Exception as error:
-            failure = _wrapped("decode step", error)
-            for index in reversed(range(len(self.rows))):
-                self._fail(self._retire(index), failure)
+            self._recover(_wrapped("decode step", error))
+        else:
+            self._succeeded()
+
+    def _succeeded(self) -> None:
+        self.last_step = time.monotonic()
+        self.circuit.succeeded()
+
+    def _recover(self, failure: KaminariError) -> None:
+        """A step failed: fail its rows, forget all keys and values, and begin again what was in prefill.
+
+        Whatever raises here leaves nothing to go on with, and ends the engine thread.
+        """
+        self.circuit.failed(str(failure))
+        failed = [self._retire(index) for index in reversed(range(len(self.rows)))]
+        for live in self.admitted:
+            self._leave_prefill(live)
+        for buffer in (self._cache.keys, self._cache.values, self._cache.state):
+            if buffer is not None:
+                buffer.zero_()
+        for live in failed:
+            self._fail(live, failure)
+        if refusal := self.circuit.refusal():
+            self.fail_all(refusal)
 
     def _guess(self, rows: Sequence[Live]) -> list[list[int]]:
         """Drafted tokens for each row, no more than may still be generated or than its cache row has room for."""
@@ -187,57 +275,27 @@ class Loop:
         A row takes one token, and one more for every guess that turns out to be what it chose.
         """
         computed = time.monotonic()
-        first = self._choose(rows, logits)
+        first = choose(rows, logits)
         sampling = (time.monotonic() - computed) / len(rows)
         for live, chosen, row_logits, guess in zip(rows, first, logits, guesses, strict=True):
             begun = time.monotonic()
             live.note_token(begun, sampling)
-            self._take(live, chosen, row_logits, guess)
+            take(live, chosen, row_logits, guess)
             live.finalize += time.monotonic() - begun
             self.generated_tokens += len(live.fresh)
 
-    def _choose(self, rows: Sequence[Live], logits: Tensor) -> list[list[int]]:
-        """The likeliest token at every position, (rows, width), but the sampled one at the first of a row that samples.
-
-        The read at the end is the only wait for the device in a step without drafts.
-        """
-        with torch.inference_mode():
-            chosen = logits.argmax(dim=-1)
-            for index, live in enumerate(rows):
-                if not live.sampler.is_greedy:
-                    chosen[index, 0] = live.sampler.choose(logits[index, 0])
-        tokens: list[list[int]] = chosen.tolist()
-        return tokens
-
-    def _take(self, live: Live, chosen: Sequence[int], logits: Tensor, guess: Sequence[int]) -> None:
-        """Add this step's tokens to a row's reply: go on behind each guess that was chosen."""
-        live.fresh = []
-        text = ""
-        taken: list[Token] = []
-        for index in range(len(guess) + 1):
-            token = chosen[index]
-            if index > 0 and not live.sampler.is_greedy:
-                token = int(live.sampler.choose(logits[index]))
-            live.sampler.accept(token)
-            live.fresh.append(token)
-            added, tokens = live.reply.take(token, *_report(live, token, logits[index]))
-            text += added
-            taken += tokens
-            right = index < len(guess) and token == guess[index]
-            live.accepted += right
-            if live.reply.ended or not right:
-                break
-        live.chosen += live.fresh
-        live.send(Delta(live.request.id, text, tuple(taken)))
-
     def _retire_ended(self, rows: Sequence[Live]) -> None:
         for live in sorted(rows, key=lambda live: -live.slot):
-            if live.reply.ended:
+            if live.error is not None:
+                self._wipe(live.slot)
+                self._fail(self._retire(live.slot), live.error)
+            elif live.reply.ended:
                 self._retire(live.slot)
                 self._finish(live, "")
 
     def _retire(self, row: int) -> Live:
         """Free a row; the last live row moves into its place."""
+        self._ask_at = 0.0
         live, last = self.rows[row], self.rows.pop()
         self._cache.release(row)
         if last is not live:
@@ -247,9 +305,18 @@ class Loop:
         return live
 
     def _leave_prefill(self, live: Live) -> None:
+        self._ask_at = 0.0
         if live.slot >= 0:
+            # Its logits have not been looked at, so nobody knows whether what it stored is finite.
+            self._wipe(live.slot)
             self._cache.release(live.slot)
-            live.slot, live.embedded = -1, None
+            live.slot, live.length, live.embedded = -1, 0, None
+
+    def _wipe(self, slot: int) -> None:
+        self._cache.keys[:, slot].zero_()
+        self._cache.values[:, slot].zero_()
+        if self._cache.state is not None:
+            self._cache.state[slot].zero_()
 
     def _drop(self, live: Live) -> None:
         """Take a failed request out of wherever prefill left it."""
@@ -271,30 +338,6 @@ class Loop:
     def _fail(self, live: Live, error: KaminariError) -> None:
         self.finished["failed"] += 1
         live.send(Failed(live.request.id, error))
-
-
-def _feed(
-    rows: Sequence[Live], guesses: Sequence[Sequence[int]], width: int, spare: int
-) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
-    """Tokens, rotary positions and cursors of a step: each row's last token and its guesses, padded to one width."""
-    width = width if any(guesses) else 1
-    tokens, positions, cursors = [], [], []
-    for live, guess in zip(rows, guesses, strict=True):
-        idle = width - 1 - len(guess)
-        used = range(live.length, live.length + 1 + len(guess))
-        tokens.append([live.chosen[-1], *guess, *[0] * idle])
-        positions.append([*map(live.rotary, used), *[0] * idle])
-        cursors.append([*used, *[spare] * idle])
-    return tokens, positions, cursors
-
-
-def _report(live: Live, token: int, logits: Tensor) -> tuple[float | None, tuple[Alternative, ...]]:
-    """The chosen token's log-probability and the most likely alternatives, where the request asked for them."""
-    count = live.request.sampling.logprobs
-    if count is None:
-        return None, ()
-    own, top = logprobs(logits, token, count)
-    return own, tuple(live.reply.alternative(other, value) for other, value in top)
 
 
 def _wrapped(stage: str, error: Exception) -> KaminariError:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from kaminari_core.flow import Embedded, Prepared, Request, Sampling
+from kaminari_core.flow import Embedded, Prepared, Priority, Request, Sampling
 
 Progress = Callable[[str, int, int], None]
 """Called as `progress(stage, done, total)` while something long runs."""
@@ -168,13 +168,32 @@ class Waiting:
     id: str
     since: float
     prompt_tokens: int
+    priority: Priority = "interactive"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A scheduler's answer: start these ids as one batch. All are prefilled, one by one, before any of them is decoded."""
+
+    ids: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """A scheduler's answer: start nothing now, and ask again at `at` (time.monotonic()), or when something changes."""
+
+    at: float
 
 
 class Scheduler(Protocol):
-    """Answers which waiting requests may start. It never sees slots, cache or model."""
+    """Answers which waiting requests may start. It never sees slots, cache or model.
 
-    def admit(self, waiting: Sequence[Waiting], free: int, running: int, now: float) -> Sequence[str]:
-        """The ids to start now, in order, at most `free` of them. `now` is time.monotonic()."""
+    It is asked before every step while there is both a request that waits and a free slot. While nothing runs there are no
+    steps: then it is asked again when a request arrives or leaves, and at the time a `Later` names.
+    """
+
+    def admit(self, waiting: Sequence[Waiting], free: int, running: int, now: float) -> Sequence[str] | Group | Later:
+        """The ids to start now, in order, at most `free` of them. `waiting` is in order of arrival, `now` is time.monotonic()."""
         ...
 
 

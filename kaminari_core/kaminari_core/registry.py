@@ -25,7 +25,7 @@ from kaminari_core.specs import CacheSpec, ModelSpec, QuantizerSpec, SchedulerSp
 if TYPE_CHECKING:
     import click
 
-    from kaminari_core.engine import Engine
+    from kaminari_core.serving import Serving
 
 GROUP = "kaminari"
 ONLY = "KAMINARI_PLUGINS"
@@ -144,7 +144,7 @@ class Registry:
         plugins = tuple(plugin for plugin in self.plugins if plugin.target not in failed)
         return replace(self, plugins=plugins, broken=tuple(broken))
 
-    def routes(self, engines: Mapping[str, Engine]) -> list[Any]:
+    def routes(self, engines: Mapping[str, Serving]) -> list[Any]:
         """The HTTP routes of all plugins for these engines, the names being the served model names.
 
         Raises PluginError when a plugin fails to give its routes (a server must not start without them in silence), or when

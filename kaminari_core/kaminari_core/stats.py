@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
+from kaminari_core.circuit import State as CircuitState
+
 
 @dataclass(frozen=True, slots=True)
 class Stats:
@@ -16,7 +18,8 @@ class Stats:
 
     `preparing`, `waiting` and `running` are requests; `finished` maps finish reasons (and `failed`) to requests; `compiles`
     is how many graphs the decode step has compiled; `rows` is the sum of live rows over all `steps`, so rows / steps is the
-    mean batch; `drafts_paused` are the numbers of rows at which guessing loses and is off.
+    mean batch; `batches` counts the scheduler's answers that started requests; `drafts_paused` are the numbers of rows at which
+    guessing loses and is off; `circuit` is that of the decode step and `restarts` counts those of a supervised engine's process.
     """
 
     preparing: int
@@ -33,6 +36,9 @@ class Stats:
     drafts_proposed: int = 0
     drafts_accepted: int = 0
     drafts_paused: tuple[int, ...] = ()
+    batches: int = 0
+    circuit: CircuitState = "closed"
+    restarts: int = 0
 
 
 def peak_memory(device: torch.device) -> int:
