@@ -31,11 +31,11 @@ def inverse_frequencies(head_dim: int, theta: float, device: torch.device | None
 def interleaved_axes(sections: Sequence[int]) -> list[int]:
     """The axis of each frequency where axes alternate: 0, 1, 2, 0, 1, 2, ... while an axis has frequencies left, then axis 0.
 
-    Axis a > 0 takes every len(sections)-th frequency starting at a, `sections[a]` times; axis 0 takes the rest (Qwen3-VL).
+    Axis a > 0 takes every len(sections)-th frequency starting at a, `sections[a]` times or as often as there are frequencies; axis 0 takes the rest (Qwen3-VL).
     """
     axes = [0] * sum(sections)
     for axis in range(1, len(sections)):
-        for index in range(axis, sections[axis] * len(sections), len(sections)):
+        for index in range(axis, min(sections[axis] * len(sections), len(axes)), len(sections)):
             axes[index] = axis
     return axes
 
