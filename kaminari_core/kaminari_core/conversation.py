@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from kaminari_core.errors import CheckpointError, RequestError
+from kaminari_core.errors import CheckpointError, PromptTooLongError, RequestError
 from kaminari_core.flow import ImagePart, Message, Prepared, Request, Saw, TextPart
 from kaminari_core.patches import ImageProcessor
 from kaminari_core.protocols import Detokenizer
@@ -176,14 +176,14 @@ class ConversationProcessor:
             run = 0
         return expanded, [*segments, run]
 
-    def _too_long(self, length: int, saw: Sequence[Saw]) -> RequestError:
+    def _too_long(self, length: int, saw: Sequence[Saw]) -> PromptTooLongError:
         visual = sum(picture.visual_tokens for picture in saw)
         pictures = f", {visual} of them from {len(saw)} picture{'s' if len(saw) > 1 else ''}" if saw else ""
-        return RequestError(
+        return PromptTooLongError(
             f"the prompt has {length} tokens{pictures}, but the context holds {self._longest}; shorten it, allow fewer visual "
             "tokens (--visual-tokens), or start with a larger --max-length",
-            param="messages",
-            code="context_length_exceeded",
+            length,
+            saw,
         )
 
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from kaminari_core.config import EngineConfig
-from kaminari_core.errors import RequestError
-from kaminari_core.flow import Embedded, ImagePart, Prepared, Request, Sampling, TextPart
+from kaminari_core.errors import PromptTooLongError
+from kaminari_core.flow import Embedded, ImagePart, Prepared, Request, Sampling, Saw, TextPart
 from kaminari_core.layers import Attention, Decoder, GatedMLP, RMSNorm
 from kaminari_core.patches import ImageProcessor
 from kaminari_core.protocols import Cache, LayerCall, ModelShape, Step
@@ -155,7 +155,7 @@ class TinyModel:
                     tokens += [PICTURE_TOKEN] * next(remaining).visual_tokens
                 else:
                     tokens += part.text.encode()
-        _check_length(len(tokens), self._config.max_length)
+        _check_length(len(tokens), self._config.max_length, saw)
         return Prepared(
             request, tuple(tokens), torch.arange(len(tokens))[None], len(tokens),
             patches=patches, saw=saw, seconds=time.monotonic() - started,
@@ -183,12 +183,10 @@ class TinyModel:
         return ByteDetokenizer(TOKEN_BYTES)
 
 
-def _check_length(length: int, longest: int) -> None:
+def _check_length(length: int, longest: int, saw: Sequence[Saw] = ()) -> None:
     if length > longest:
-        raise RequestError(
-            f"the prompt has {length} tokens, but one request may have {longest}; raise --max-length",
-            param="messages",
-            code="context_length_exceeded",
+        raise PromptTooLongError(
+            f"the prompt has {length} tokens, but one request may have {longest}; raise --max-length", length, saw
         )
 
 

@@ -7,7 +7,7 @@ that every server has, `/health` and `/metrics`, are `routes()` and come through
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -19,12 +19,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from kaminari_core.engine import Engine
-from kaminari_core.errors import EngineClosedError, RequestError
+from kaminari_core.errors import EngineClosedError, EngineError, EngineUnhealthyError, RequestError
+from kaminari_core.serving import Serving
 from kaminari_http.config import AppConfig
 from kaminari_http.errors import failure_of, unavailable
+from kaminari_http.media import Media
 from kaminari_http.metrics import CONTENT_TYPE, Metrics
 from kaminari_http.middleware import REQUEST_ID, Authentication, BodyLimit, Failures, RequestIds
+
+RECENT_SECONDS = 10.0
+"""A decode step that succeeded this lately is not run again to see whether it would."""
+PROBE_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -34,12 +39,13 @@ class Service:
     `unavailable` is why nothing can be answered now (loading, shutting down), None while all is well.
     """
 
-    engines: Mapping[str, Engine]
+    engines: Mapping[str, Serving]
     metrics: Metrics
+    media: Media
     started: int = field(default_factory=lambda: int(time.time()))
     unavailable: str | None = None
 
-    def engine(self, model: str) -> Engine:
+    def engine(self, model: str) -> Serving:
         """The engine that serves a model name.
 
         Raises RequestError with the names there are, and EngineClosedError while it cannot be used.
@@ -52,16 +58,26 @@ class Service:
                 f"The model {model!r} is not served here. Served: {served}.", param="model", code="model_not_found"
             )
         engine = self.engines[model]
-        if not engine.alive:
-            raise EngineClosedError(f"The engine of {model!r} has stopped.")
+        health = engine.health()
+        if health.state in ("failed", "closed"):
+            raise EngineClosedError(f"The engine of {model!r} has stopped: {health.reason or 'it was closed'}.")
         return engine
+
+    async def fetch(self, model: str, pictures: Iterable[tuple[str, str]]) -> Mapping[str, bytes]:
+        """Fetch those of the pictures (URLs and places) that are not in the request. Raises as `engine` does, and ImageError."""
+        return await self.media.fetch(pictures, most=self.engine(model).config.max_images)
 
     def trouble(self) -> str | None:
         """Why this server should get no traffic, or None."""
         if self.unavailable is not None:
             return self.unavailable
-        dead = [name for name, engine in self.engines.items() if not engine.alive]
-        return f"The engine of {', '.join(dead)} has stopped." if dead else None
+        for name, engine in self.engines.items():
+            health = engine.health()
+            if not health.ready:
+                state = "stalled" if health.stalled else health.state
+                what = "fails repeatedly" if health.circuit == "open" else f"is {state}"
+                return f"The engine of {name!r} {what}{f': {health.reason}' if health.reason else ''}."
+        return None
 
 
 def service_of(request: Request) -> Service:
@@ -76,7 +92,7 @@ def request_id(request: Request) -> str:
     return str(request.state.request_id)
 
 
-def build_app(engines: Mapping[str, Engine], routes: Sequence[BaseRoute], config: AppConfig) -> Starlette:
+def build_app(engines: Mapping[str, Serving], routes: Sequence[BaseRoute], config: AppConfig) -> Starlette:
     """The app that serves `engines`, by served model name, on `routes`."""
     cors = Middleware(
         CORSMiddleware,
@@ -98,7 +114,9 @@ def build_app(engines: Mapping[str, Engine], routes: Sequence[BaseRoute], config
     )
     # A path with a slash too many is an unknown path like any other, not a redirect without an error object.
     app.router.redirect_slashes = False
-    app.state.service = Service(MappingProxyType(dict(engines)), Metrics(engines))
+    app.state.service = Service(
+        MappingProxyType(dict(engines)), Metrics(engines), Media(config.allow_media_hosts, most_bytes=config.max_body)
+    )
     return app
 
 
@@ -115,6 +133,7 @@ def routes() -> list[Route]:
         Route("/health", ready, methods=["GET"]),
         Route("/health/live", live, methods=["GET"]),
         Route("/health/ready", ready, methods=["GET"]),
+        Route("/health/decode", decode, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
     ]
 
@@ -128,6 +147,27 @@ def ready(request: Request) -> Response:
     """GET /health and /health/ready: 200 when requests can be served, else 503."""
     trouble = service_of(request).trouble()
     return unavailable(trouble, "unhealthy").response() if trouble else JSONResponse({"status": "ok"})
+
+
+def decode(request: Request) -> Response:
+    """GET /health/decode: as `ready`, and a decode step of every engine succeeded lately or does so now."""
+    service = service_of(request)
+    if trouble := service.trouble():
+        return unavailable(trouble, "unhealthy").response()
+    ages = {name: _decoded(name, engine) for name, engine in service.engines.items()}
+    return JSONResponse({"status": "ok", "seconds_since_step": ages})
+
+
+def _decoded(name: str, engine: Serving) -> float:
+    """Seconds since a decode step succeeded, 0 for one that was run now. Raises EngineUnhealthyError."""
+    last = engine.health().last_step
+    if last is not None and last < RECENT_SECONDS:
+        return round(last, 3)
+    try:
+        engine.probe(PROBE_SECONDS)
+    except EngineError as error:
+        raise EngineUnhealthyError(f"The engine of {name!r} does not decode: {error}") from error
+    return 0.0
 
 
 def metrics(request: Request) -> Response:

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from kaminari_core.engine import Engine
 from kaminari_core.errors import EngineClosedError, KaminariError
 from kaminari_core.flow import Delta, Event, Failed, Finished, Request, Result
+from kaminari_core.serving import Serving
 from kaminari_http.errors import ClientGoneError
 from kaminari_http.metrics import Metrics
 
@@ -38,7 +38,9 @@ class Call:
             call.cancel()
     """
 
-    def __init__(self, engine: Engine, model: str, requests: Sequence[Request], metrics: Metrics, http_id: str) -> None:
+    def __init__(
+        self, engine: Serving, model: str, requests: Sequence[Request], metrics: Metrics, http_id: str
+    ) -> None:
         self.model = model
         self.requests = tuple(requests)
         self._engine = engine
@@ -52,7 +54,7 @@ class Call:
         self._cancelled = False
 
     @classmethod
-    def submit(cls, engine: Engine, model: str, requests: Sequence[Request], metrics: Metrics, http_id: str) -> Call:
+    def submit(cls, engine: Serving, model: str, requests: Sequence[Request], metrics: Metrics, http_id: str) -> Call:
         """Hand all requests to the engine, or none. Raises QueueFullError, EngineClosedError and RequestError.
 
         `http_id` is the id of the HTTP request, which the log lines of all its engine requests carry.

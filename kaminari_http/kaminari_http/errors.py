@@ -13,7 +13,15 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from kaminari_core.errors import EngineClosedError, KaminariError, QueueFullError, RequestError
+from kaminari_core.errors import (
+    DeadlineError,
+    EngineClosedError,
+    EngineRestartedError,
+    EngineUnhealthyError,
+    KaminariError,
+    QueueFullError,
+    RequestError,
+)
 
 STATUS_OF_CODE = {"model_not_found": 404, "body_too_large": 413, "unsupported_media_type": 415}
 CODE_OF_STATUS = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed"}
@@ -68,17 +76,22 @@ def failure_of(error: Exception) -> Failure:
             )
         case EngineClosedError():
             return unavailable(str(error), "engine_closed")
+        case EngineUnhealthyError() | EngineRestartedError():
+            return unavailable(str(error), error.code)
+        case DeadlineError():
+            # OpenAI's clients send a request again by themselves after a 504, which nobody who set a limit wants.
+            return Failure(504, ErrorBody(str(error), "server_error", None, error.code), {"X-Should-Retry": "false"})
         case ClientGoneError():
             # The status that nginx logs for this; it is only seen in our own log.
             return Failure(499, ErrorBody(str(error), "client_closed_request"))
         case KaminariError():
-            return Failure(500, ErrorBody(str(error), "server_error"))
+            return Failure(500, ErrorBody(str(error), "server_error", None, error.code))
         case HTTPException():
             return _http(error)
     return Failure(500, ErrorBody("The server failed; its log has the reason under this request id.", "server_error"))
 
 
-def unavailable(message: str, code: str) -> Failure:
+def unavailable(message: str, code: str | None) -> Failure:
     """503: this server cannot answer now."""
     return Failure(503, ErrorBody(message, "server_error", None, code), {"Retry-After": "5"})
 

@@ -12,9 +12,9 @@ from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Count
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from kaminari_core.engine import Engine
 from kaminari_core.errors import KaminariError, QueueFullError, RequestError
 from kaminari_core.flow import Result
+from kaminari_core.serving import Serving
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -24,7 +24,7 @@ GAP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.
 class Metrics:
     """Counters, histograms and gauges for the engines of one app, `engines` being keyed by served name."""
 
-    def __init__(self, engines: Mapping[str, Engine]) -> None:
+    def __init__(self, engines: Mapping[str, Serving]) -> None:
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "kaminari_requests", "Requests by how they ended.", ("model", "finish"), registry=self._registry
@@ -77,7 +77,7 @@ class Metrics:
 class _EngineGauges(Collector):
     """Reads each engine's counters when a scrape asks."""
 
-    def __init__(self, engines: Mapping[str, Engine]) -> None:
+    def __init__(self, engines: Mapping[str, Serving]) -> None:
         self._engines = engines
 
     def collect(self) -> Iterator[Metric]:

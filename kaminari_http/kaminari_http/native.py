@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import partial
 
 import msgspec
@@ -13,16 +13,16 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kaminari_core.engine import Engine
 from kaminari_core.errors import RequestError
 from kaminari_core.flow import Delta, Finished, Message, Part, Request, Result, TextPart, Token
+from kaminari_core.serving import Serving
 from kaminari_http.app import request_id, service_of
-from kaminari_http.body import read_json
+from kaminari_http.body import decode, read_json
 from kaminari_http.call import Call, unless_client_leaves
 from kaminari_http.openai import token_logprob
-from kaminari_http.requests import image_of, messages_of, sampling_of, stops_of, task_prompt
+from kaminari_http.requests import Fetched, image_of, messages_of, pictures_of, request_of, task_prompt
 from kaminari_http.sse import event, open_stream
-from kaminari_http.wire import GenerateReply, GenerateRequest, GenerateUsage, Metrics, StreamToken, TokenEvent, decode
+from kaminari_http.wire import GenerateReply, GenerateRequest, GenerateUsage, Metrics, StreamToken, TokenEvent
 
 DEFAULT_TASK = "ocr"
 """What is done with pictures that come without a prompt and a task, as in `kaminari run`."""
@@ -53,32 +53,37 @@ async def generate_stream(request: HttpRequest) -> Response:
 
 
 async def _begin(request: HttpRequest) -> Call:
+    engine, model, wanted = await asked_of(request)
+    return Call.submit(engine, model, [wanted], service_of(request).metrics, request_id(request))
+
+
+async def asked_of(request: HttpRequest) -> tuple[Serving, str, Request]:
+    """The engine, its served name, and the engine's request that a body means. Raises RequestError and ImageError."""
     asked = await read_json(request, partial(decode, kind=GenerateRequest))
     service = service_of(request)
     model = next(iter(service.engines), "") if asked.model is None else asked.model
     engine = service.engine(model)
-    wanted = await run_in_threadpool(_request, asked, engine)
-    return Call.submit(engine, model, [wanted], service.metrics, request_id(request))
+    fetched = await service.fetch(model, _pictures(asked))
+    return engine, model, await run_in_threadpool(_request, asked, engine.tasks, fetched)
 
 
-def _request(asked: GenerateRequest, engine: Engine) -> Request:
-    """The engine's request. Raises RequestError and ImageError."""
-    return Request(
-        _messages(asked, engine.tasks),
-        max_tokens=asked.max_tokens,
-        stop=stops_of(asked),
-        sampling=sampling_of(asked, asked.logprobs),
-        ignore_end=bool(asked.ignore_eos),
-    )
+def _pictures(asked: GenerateRequest) -> Iterator[tuple[str, str]]:
+    yield from pictures_of(asked.messages or [])
+    yield from ((url, f"images[{index}]") for index, url in enumerate(asked.images or []))
 
 
-def _messages(asked: GenerateRequest, tasks: Mapping[str, str]) -> tuple[Message, ...]:
+def _request(asked: GenerateRequest, tasks: Mapping[str, str], fetched: Fetched) -> Request:
+    messages = _messages(asked, tasks, fetched)
+    return request_of(messages, asked, max_tokens=asked.max_tokens, logprobs=asked.logprobs)
+
+
+def _messages(asked: GenerateRequest, tasks: Mapping[str, str], fetched: Fetched) -> tuple[Message, ...]:
     """The conversation that was sent, or one turn of the pictures, then the prompt or the task's."""
     if asked.messages is not None:
         if any(field is not None for field in (asked.prompt, asked.task, asked.template, asked.images)):
             raise RequestError("Send either messages or a prompt, task and images, not both.", param="messages")
-        return messages_of(asked.messages)
-    parts: list[Part] = [image_of(url, f"images[{index}]") for index, url in enumerate(asked.images or [])]
+        return messages_of(asked.messages, fetched)
+    parts: list[Part] = [image_of(url, f"images[{index}]", fetched) for index, url in enumerate(asked.images or [])]
     return (Message("user", (*parts, TextPart(_prompt(asked, tasks)))),)
 
 

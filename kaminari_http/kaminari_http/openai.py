@@ -1,4 +1,5 @@
-"""`/v1/models` and `/v1/chat/completions` in the shapes that OpenAI's clients expect.
+"""`/v1/models` and `/v1/chat/completions` in the shapes that OpenAI's clients expect. `completions.py` and `responses.py` are
+views on the same calls.
 
 Handlers raise; the status and the error object are made in `errors.py`. What is ours travels in the extra field `kaminari`,
 which those clients ignore.
@@ -7,9 +8,9 @@ which those clients ignore.
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from msgspec import UNSET
@@ -21,10 +22,11 @@ from starlette.routing import Route
 from kaminari_core.errors import RequestError
 from kaminari_core.flow import Alternative, Delta, Finished, Request, Result, Token
 from kaminari_http.app import Service, request_id, service_of
-from kaminari_http.body import read_json
+from kaminari_http.body import decode_supported, read_json
 from kaminari_http.call import Call, unless_client_leaves
-from kaminari_http.requests import choice_seed, messages_of, sampling_of, stops_of
+from kaminari_http.requests import Fetched, choices_of, messages_of, pictures_of, request_of
 from kaminari_http.sse import DONE, event, open_stream
+from kaminari_http.unsupported import CHAT
 from kaminari_http.wire import (
     ChatChunk,
     ChatCompletion,
@@ -42,7 +44,6 @@ from kaminari_http.wire import (
     TokenLogprob,
     TopLogprob,
     Usage,
-    decode_chat,
 )
 
 LEAST_LOGPROB = -9999.0
@@ -61,27 +62,27 @@ def routes() -> list[Route]:
 def list_models(request: HttpRequest) -> Response:
     """GET /v1/models: what is served, and nothing else."""
     service = service_of(request)
-    return _json(ModelList([ModelCard(name, service.started) for name in service.engines]))
+    return json_reply(ModelList([ModelCard(name, service.started) for name in service.engines]))
 
 
 def retrieve_model(request: HttpRequest) -> Response:
     """GET /v1/models/{model:path}: one of them."""
     service, name = service_of(request), request.path_params["model"]
     service.engine(name)
-    return _json(ModelCard(name, service.started))
+    return json_reply(ModelCard(name, service.started))
 
 
 async def complete_chat(request: HttpRequest) -> Response:
     """POST /v1/chat/completions, plain and streamed."""
-    asked = await read_json(request, decode_chat)
+    asked = await read_json(request, partial(decode_supported, kind=ChatRequest, harmless=CHAT))
     service = service_of(request)
-    service.engine(asked.model)
-    choices = await run_in_threadpool(_choices, asked)
+    fetched = await service.fetch(asked.model, pictures_of(asked.messages))
+    choices = await run_in_threadpool(_choices, asked, fetched)
     reply = _Reply.begin(service, asked, choices, request_id(request))
     if asked.stream:
         return await open_stream(reply.call, reply.events())
     try:
-        return _json(reply.completion(await unless_client_leaves(request.receive, reply.call.results())))
+        return json_reply(reply.completion(await unless_client_leaves(request.receive, reply.call.results())))
     finally:
         reply.call.cancel()
 
@@ -106,8 +107,8 @@ class _Reply:
             Choice(index, ReplyMessage(result.text), self._logprobs(result.tokens), result.finish_reason)
             for index, result in enumerate(results)
         ]
-        report = _report(dict(enumerate(results)))
-        return ChatCompletion(self.id, self.created, self.asked.model, choices, _usage(results), report)
+        report = report_of(dict(enumerate(results)))
+        return ChatCompletion(self.id, self.created, self.asked.model, choices, usage_of(results, len(results)), report)
 
     async def events(self) -> AsyncIterator[bytes]:
         """The stream: a role for every choice, the text as it comes, an end for every choice, the usage if asked for."""
@@ -122,9 +123,9 @@ class _Reply:
             assert isinstance(each, Finished), "a call raises its failures"
             results[index] = each.result
             last = ChunkChoice(index, ChunkDelta(), None, each.result.finish_reason)
-            yield self._chunk(last, report=_report({index: each.result}))
+            yield self._chunk(last, report=report_of({index: each.result}))
         if self._wants_usage:
-            yield self._chunk(usage=_usage(list(results.values())))
+            yield self._chunk(usage=usage_of(list(results.values()), len(results)))
         yield DONE
 
     def _chunk(self, *choices: ChunkChoice, usage: Usage | None = None, report: Report | None = None) -> bytes:
@@ -153,38 +154,29 @@ def _logprob(token: Alternative) -> tuple[str, float, list[int]]:
     return token.text, max(token.logprob, LEAST_LOGPROB), list(token.bytes)
 
 
-def _choices(asked: ChatRequest) -> list[Request]:
+def _choices(asked: ChatRequest, fetched: Fetched) -> list[Request]:
     """One engine request per choice. Raises RequestError and ImageError."""
     if asked.top_logprobs is not None and not asked.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
     if asked.stream_options is not None and not asked.stream:
         raise RequestError("stream_options needs stream to be true.", param="stream_options")
-    sampling = sampling_of(asked, (asked.top_logprobs or 0) if asked.logprobs else None)
-    first = Request(
-        messages_of(asked.messages),
-        # The newer name wins; the older is deprecated in OpenAI's API.
-        max_tokens=asked.max_completion_tokens or asked.max_tokens,
-        stop=stops_of(asked),
-        sampling=sampling,
-        ignore_end=bool(asked.ignore_eos),
-    )
-    return [_choice(first, index) for index in range(asked.n or 1)]
+    # The newer name wins; the older is deprecated in OpenAI's API.
+    most = asked.max_completion_tokens or asked.max_tokens
+    logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
+    request = request_of(messages_of(asked.messages, fetched), asked, max_tokens=most, logprobs=logprobs)
+    return choices_of(request, asked.n or 1)
 
 
-def _choice(request: Request, index: int) -> Request:
-    """One of several choices: an engine request of its own, with an id and a seed of its own."""
-    sampling = replace(request.sampling, seed=choice_seed(request.sampling.seed, index))
-    return replace(request, sampling=sampling, id=uuid.uuid4().hex)
-
-
-def _usage(results: Sequence[Result]) -> Usage:
-    prompt = results[0].usage
+def usage_of(results: Sequence[Result], choices: int) -> Usage:
+    """Token counts of results that are `choices` replies to each of one or more prompts: every prompt counts once."""
+    prompts = [result.usage for result in results[::choices]]
+    prompt, image = sum(usage.prompt_tokens for usage in prompts), sum(usage.image_tokens for usage in prompts)
     generated = sum(result.usage.completion_tokens for result in results)
-    details = PromptTokensDetails(prompt.image_tokens)
-    return Usage(prompt.prompt_tokens, generated, prompt.prompt_tokens + generated, details)
+    return Usage(prompt, generated, prompt + generated, PromptTokensDetails(image))
 
 
-def _report(results: dict[int, Result]) -> Report:
+def report_of(results: dict[int, Result]) -> Report:
+    """What is ours about the choices with these indices."""
     choices = [
         ChoiceReport(index, result.finish_detail, result.batch_size, result.timings)
         for index, result in results.items()
@@ -192,5 +184,6 @@ def _report(results: dict[int, Result]) -> Report:
     return Report(next(iter(results.values())).saw, choices)
 
 
-def _json(value: msgspec.Struct) -> Response:
+def json_reply(value: msgspec.Struct) -> Response:
+    """A whole reply."""
     return Response(msgspec.json.encode(value), media_type="application/json")

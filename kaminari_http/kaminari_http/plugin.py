@@ -22,7 +22,7 @@ def kaminari_commands(cli: click.Group) -> None:
 
 @hookimpl
 def kaminari_routes() -> Iterable[BaseRoute]:
-    """`/health` and `/metrics`, the OpenAI routes and the native ones."""
-    from kaminari_http import app, native, openai
+    """Health and metrics, the OpenAI routes and the native ones."""
+    from kaminari_http import app, completions, native, openai, responses, tokenize
 
-    return [*app.routes(), *openai.routes(), *native.routes()]
+    return [route for each in (app, openai, completions, responses, native, tokenize) for route in each.routes()]

@@ -2,35 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from kaminari_core.data_url import decode_data_url
 from kaminari_core.errors import RequestError
-from kaminari_core.flow import ImagePart, Message, Part, Sampling, TextPart
+from kaminari_core.flow import ImagePart, Message, Part, Request, Sampling, TextPart
 from kaminari_core.tasks import fill
 from kaminari_http.wire import ChatMessage, ImageContent, Options
 
 Value = TypeVar("Value")
+Fetched = Mapping[str, bytes]
+"""The pictures that were fetched, by URL."""
 
 
-def messages_of(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """The turns of a conversation, pictures decoded from their data URLs.
+def request_of(
+    messages: tuple[Message, ...], options: Options, *, max_tokens: int | None, logprobs: int | None = None
+) -> Request:
+    """The engine's request for a conversation with these options."""
+    return Request(
+        messages,
+        max_tokens=max_tokens,
+        stop=stops_of(options),
+        sampling=sampling_of(options, logprobs),
+        ignore_end=bool(options.ignore_eos),
+        priority=options.priority or "interactive",
+        timeout=options.timeout,
+    )
+
+
+def choices_of(request: Request, count: int) -> list[Request]:
+    """Several choices: engine requests with an id and a seed of their own."""
+    seeds = [choice_seed(request.sampling.seed, index) for index in range(count)]
+    return [replace(request, sampling=replace(request.sampling, seed=seed), id=uuid.uuid4().hex) for seed in seeds]
+
+
+@contextmanager
+def in_terms_of(field: str) -> Iterator[None]:
+    """Inside, errors about `messages`, which is the engine's word, name `field`, which is the sender's."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param is not None and error.param.startswith("messages"):
+            error.param = field
+        raise
+
+
+def pictures_of(messages: Sequence[ChatMessage]) -> Iterator[tuple[str, str]]:
+    """The URL and the place of every picture of a conversation."""
+    for index, message in enumerate(messages):
+        for number, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if isinstance(part, ImageContent):
+                yield part.url, f"messages[{index}].content[{number}]"
+
+
+def messages_of(messages: Sequence[ChatMessage], fetched: Fetched) -> tuple[Message, ...]:
+    """The turns of a conversation, pictures decoded from their data URLs or taken from those that were fetched.
 
     Raises RequestError for a conversation without a user's turn and for a turn without content, ImageError for a picture's
     URL, each with the `param` at fault, such as `messages[0].content[1]`.
     """
     if not messages:
         raise RequestError("messages is empty; send at least one user message.", param="messages")
-    turns = tuple(_message(message, f"messages[{index}]") for index, message in enumerate(messages))
+    turns = tuple(_message(message, f"messages[{index}]", fetched) for index, message in enumerate(messages))
     if all(turn.role != "user" for turn in turns):
         raise RequestError("messages holds no user message, so there is nothing to reply to.", param="messages")
     return turns
 
 
-def image_of(url: str, name: str) -> ImagePart:
-    """A picture from its data URL. Raises ImageError with `param` set to `name`."""
-    return ImagePart(decode_data_url(url, name), name)
+def image_of(url: str, name: str, fetched: Fetched) -> ImagePart:
+    """A picture that was fetched, or from its data URL. Raises ImageError with `param` set to `name`."""
+    return ImagePart(fetched[url] if url in fetched else decode_data_url(url, name), name)
 
 
 def stops_of(options: Options) -> tuple[str, ...]:
@@ -78,7 +123,7 @@ def _given(value: Value | None, default: Value) -> Value:
     return default if value is None else value
 
 
-def _message(message: ChatMessage, place: str) -> Message:
+def _message(message: ChatMessage, place: str, fetched: Fetched) -> Message:
     if not message.content:
         return Message(message.role, _no_content(message, place))
     if isinstance(message.content, str):
@@ -86,7 +131,7 @@ def _message(message: ChatMessage, place: str) -> Message:
     parts: list[Part] = []
     for index, part in enumerate(message.content):
         if isinstance(part, ImageContent):
-            parts.append(image_of(part.url, f"{place}.content[{index}]"))
+            parts.append(image_of(part.url, f"{place}.content[{index}]", fetched))
         else:
             parts.append(TextPart(part.text))
     return Message(message.role, tuple(parts))

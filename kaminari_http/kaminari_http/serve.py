@@ -22,7 +22,7 @@ from kaminari_http.config import AppConfig
 
 if TYPE_CHECKING:
     from kaminari_core.config import EngineConfig
-    from kaminari_core.engine import Engine
+    from kaminari_core.serving import Serving
     from kaminari_http.server import Server
 
 logger = logging.getLogger(__name__)
@@ -169,12 +169,12 @@ def _refuse_twins(names: Sequence[str]) -> None:
 
 def _open_engines(
     registry: Registry, wanted: Sequence[Wanted], config: EngineConfig, opened: ExitStack, *, warm_up: bool
-) -> dict[str, Engine]:
+) -> dict[str, Serving]:
     """Running engines by served name; `opened` closes them, also those that are open when a later one fails."""
     from kaminari_core.launch import open_engine
     from kaminari_core.progress import terminal_progress
 
-    engines: dict[str, Engine] = {}
+    engines: dict[str, Serving] = {}
     for model, checkpoint, name in wanted:
         with terminal_progress() as progress:
             engine = open_engine(registry, model, checkpoint, config, progress, name, warm_up=warm_up)
@@ -186,7 +186,7 @@ def _open_engines(
 
 
 def _serve_until_stopped(
-    registry: Registry, engines: Mapping[str, Engine], server: Server, config: AppConfig, drain_seconds: float
+    registry: Registry, engines: Mapping[str, Serving], server: Server, config: AppConfig, drain_seconds: float
 ) -> None:
     from kaminari_http.app import build_app
 

@@ -25,6 +25,11 @@ def event(value: msgspec.Struct) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
+def named_event(name: str, value: msgspec.Struct) -> bytes:
+    """One event with a name, for clients that listen by it."""
+    return b"event: " + name.encode() + b"\n" + event(value)
+
+
 class EventStream(EventSourceResponse):
     """Streams the events of a call; ends the call whatever way the response ends, even when it never began."""
 

@@ -1,26 +1,22 @@
-"""The JSON that travels: what each route takes and returns, and how a body becomes one of these types.
+"""The JSON that travels: what the chat and the native routes take and return.
 
-msgspec checks types and ranges while it parses and names the place of a mistake, which becomes `param`. Nothing here knows an
-engine; what a request means to the engine is in `openai.py` and `native.py`.
+msgspec checks types and ranges while it parses, and `/openapi.json` is made from these classes. Nothing here knows an engine;
+what a request means to the engine is in `requests.py` and in the module of each route.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from kaminari_core.errors import RequestError
-from kaminari_core.flow import Role, Saw, Timings
+from kaminari_core.flow import Priority, Role, Saw, Timings
 
 MOST_CHOICES = 8
-Unit = Annotated[float, Meta(ge=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Count = Annotated[int, Meta(ge=1, le=2**31 - 1)]
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 StopString = Annotated[str, Meta(min_length=1)]
 StopStrings = Annotated[list[StopString], Meta(max_length=16)]
 
@@ -71,6 +67,8 @@ class Options(Struct, kw_only=True):
     repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
     logit_bias: dict[int, Bias] | None = None
     ignore_eos: bool | None = None
+    priority: Priority | None = None
+    timeout: Seconds | None = None
 
 
 class StreamOptions(Struct):
@@ -80,7 +78,7 @@ class StreamOptions(Struct):
 
 
 class ChatRequest(Options, kw_only=True):
-    """The body of `POST /v1/chat/completions`. Keys that are not known are ignored, see also `NO_OPERATION`."""
+    """The body of `POST /v1/chat/completions`. Keys that are not known are ignored, see also `unsupported.py`."""
 
     model: str
     messages: list[ChatMessage]
@@ -93,7 +91,7 @@ class ChatRequest(Options, kw_only=True):
 
 
 class GenerateRequest(Options, kw_only=True, forbid_unknown_fields=True):
-    """The body of `POST /generate` and `POST /generate_stream`. A key that is not known is an error."""
+    """The body of `POST /generate`, `POST /generate_stream` and `POST /tokenize`. A key that is not known is an error."""
 
     model: str | None = None
     prompt: str | None = None
@@ -102,48 +100,6 @@ class GenerateRequest(Options, kw_only=True, forbid_unknown_fields=True):
     images: list[str] | None = None
     messages: list[ChatMessage] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-
-
-NO_OPERATION: Mapping[str, tuple[Any, ...]] = {
-    "add_generation_prompt": (True,),
-    "audio": (),
-    "bad_words": ([],),
-    "best_of": (1,),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "continue_final_message": (False,),
-    "documents": ([],),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
-    "grammar": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "json_schema": (),
-    "length_penalty": (1,),
-    "min_p": (0,),
-    "min_tokens": (0,),
-    "mm_processor_kwargs": ({},),
-    "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "prompt_logprobs": (),
-    "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
-    "stop_token_ids": ([],),
-    "store": (False,),
-    "structured_outputs": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "truncate_prompt_tokens": (),
-    "use_beam_search": (False,),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-"""Keys of chat completions that would change the reply and are not supported, with their values (besides null) that would not."""
 
 
 class TopLogprob(Struct):
@@ -335,60 +291,14 @@ class TokenEvent(Struct):
     text: str
 
 
-Body = TypeVar("Body", bound=Struct)
-_PLACE = re.compile(r" - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`$")
-_JSON_NAMES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
-_HINTS = {
-    "role": "; choose system, developer, user, assistant or tool",
-    "type": "; content parts of type text and image_url are supported",
-}
+class TokenizeReply(Struct):
+    """The reply of `POST /tokenize`. `room` is for the reply, in tokens; `tokens` is null when the prompt does not fit."""
 
-
-def decode(body: bytes, kind: type[Body]) -> Body:
-    """Parse a request body. Raises RequestError, whose `param` is the place of the mistake, such as `messages[0].role`."""
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        raise RequestError(f"The body is not UTF-8 text (byte {error.start}).", code="invalid_json") from None
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except msgspec.ValidationError as error:
-        raise _mistake(str(error)) from None
-    except msgspec.DecodeError as error:
-        raise RequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
-    except RecursionError:
-        raise RequestError("The body is nested too deeply.", code="invalid_json") from None
-
-
-def decode_chat(body: bytes) -> ChatRequest:
-    """Parse a chat completion request. Raises RequestError also for a supported client's unsupported keys, by name."""
-    request = decode(body, ChatRequest)
-    for name, raw in msgspec.json.decode(body, type=dict[str, msgspec.Raw]).items():
-        if name in NO_OPERATION:
-            _refuse_effect(name, msgspec.json.decode(raw))
-    return request
-
-
-def _refuse_effect(name: str, value: Any) -> None:
-    harmless = NO_OPERATION[name]
-    if value is None or value in harmless:
-        return
-    allowed = " or ".join(["null", *(msgspec.json.encode(each).decode() for each in harmless)])
-    raise RequestError(
-        f"{name} is not supported; leave it out or send {allowed}.", param=name, code="unsupported_parameter"
-    )
-
-
-def _mistake(message: str) -> RequestError:
-    """msgspec's message in the sender's terms: `$.messages[0].role` becomes the param, Python types become JSON types."""
-    place = _PLACE.search(message)
-    path = place["path"] if place else ""
-    text = message[: place.start()] if place else message
-    text = re.sub(
-        r"`[^`]*`", lambda name: re.sub(r"\w+", lambda word: _JSON_NAMES.get(word[0], word[0]), name[0]), text
-    )
-    if missing := re.search(r"(?:missing required|unknown) field `(?P<field>[^`]*)`", text):
-        path = f"{path}.{missing['field']}".lstrip(".")
-    if text.startswith("Invalid"):
-        text += _HINTS.get(path.rpartition(".")[2], "")
-    return RequestError(f"{path or 'body'}: {text}.", param=path or None)
+    model: str
+    count: int
+    image_tokens: int
+    max_model_len: int
+    fits: bool
+    room: int
+    saw: tuple[Saw, ...]
+    tokens: list[int] | None

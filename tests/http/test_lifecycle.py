@@ -242,12 +242,46 @@ def test_dead_engine_ends_all_requests_and_shows_in_health(start: Start) -> None
     assert server.http.get("/metrics").status_code == 200
 
 
-@pytest.mark.parametrize(("path", "closed"), [("/health", 503), ("/health/ready", 503), ("/health/live", 200)])
+@pytest.mark.parametrize(
+    ("path", "closed"), [("/health", 503), ("/health/ready", 503), ("/health/live", 200), ("/health/decode", 503)]
+)
 def test_health_paths(start: Start, path: str, closed: int) -> None:
     server = start(EchoModel, app={"api_keys": ("k",)})
-    assert (server.http.get(path).status_code, server.http.get(path).json()) == (200, {"status": "ok"})
+    assert (server.http.get(path).status_code, server.http.get(path).json()["status"]) == (200, "ok")
     server.engine.close()
     assert server.http.get(path).status_code == closed
+
+
+def test_decode_is_probed_only_when_no_step_ran_lately(start: Start) -> None:
+    server = start(EchoModel)
+    # Nothing was decoded yet, so a step is run for the answer.
+    assert server.http.get("/health/decode").json() == {"status": "ok", "seconds_since_step": {"echo": 0.0}}
+    steps = server.engine.stats().steps
+    server.chat("hi")
+    assert server.engine.stats().steps > steps
+    steps = server.engine.stats().steps
+    assert 0 < server.http.get("/health/decode").json()["seconds_since_step"]["echo"] < 10
+    assert server.engine.stats().steps == steps
+
+
+def test_steps_that_fail_show_in_health(start: Start) -> None:
+    class Broken(EchoModel):
+        def decode(self, *arguments: Any) -> torch.Tensor:
+            raise RuntimeError("no kernel image")
+
+    server = start(Broken)
+    error = server.http.get("/health/decode")
+    assert (error.status_code, error.json()["error"]["code"]) == (503, "engine_unhealthy")
+    assert "'echo' does not decode" in error.json()["error"]["message"]
+    for _ in range(3):
+        assert server.chat("hi").status_code in (500, 503)
+    # The circuit is open: refused at once, with the reason, and readiness is red.
+    refused = server.chat("hi")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_unhealthy")
+    assert refused.headers["retry-after"]
+    assert server.http.get("/health").status_code == 503
+    assert "no kernel image" in server.http.get("/health/ready").json()["error"]["message"]
+    assert server.http.get("/health/live").status_code == 200
 
 
 def test_loading_server_is_unhealthy_and_says_why() -> None:

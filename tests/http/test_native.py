@@ -28,7 +28,10 @@ def test_reply(echo: Running) -> None:
     assert body["usage"] == {"prompt_tokens": 6, "image_tokens": 0, "completion_tokens": 6, "total_tokens": 12}
     assert body["saw"] == []
     assert "logprobs" not in body
-    names = "prepare queue prefill ttft decode sampling finalize total tokens_per_s images_per_s memory batch_size"
+    names = (
+        "prepare queue window prefill ttft decode sampling finalize total tokens_per_s images_per_s memory batch_size "
+        "batch_id drafts_proposed drafts_accepted"
+    )
     assert set(body["metrics"]) == set(names.split())
     assert body["metrics"]["batch_size"] == 1
     assert body["metrics"]["memory"] > 0
