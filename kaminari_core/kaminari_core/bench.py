@@ -34,12 +34,16 @@ FILLER = "The quick brown fox jumps over the lazy dog. "
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One contender in one round: tokens per second over all its rows while decoding, and seconds to the first token."""
+    """One contender in one round: tokens per second over all its rows while decoding, and seconds to the first token.
+
+    `acceptance` is the share of drafted tokens that were accepted, None where none were drafted.
+    """
 
     contender: str
     rows: int
     tokens_per_s: float
     ttft: float
+    acceptance: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +57,16 @@ class Median:
     ratio: float
     spread: float
     """(fastest - slowest round) / median of tokens per second."""
+    acceptance: float | None
 
 
-def prompt_of(engine: Engine, tokens: int, images: Sequence[ImagePart] = ()) -> Request:
-    """A request whose prompt has as nearly `tokens` tokens as filler text allows, never more unless the pictures alone do."""
+def prompt_of(engine: Engine, tokens: int, images: Sequence[ImagePart] = (), text: str | None = None) -> Request:
+    """A request with the given text, or whose prompt has as nearly `tokens` tokens as filler text allows.
+
+    It has never more than `tokens`, unless the pictures alone do.
+    """
+    if text is not None:
+        return Request((Message("user", (*images, TextPart(text))),))
 
     def sized(characters: int) -> Request:
         text = (FILLER * (characters // len(FILLER) + 1))[:characters]
@@ -102,8 +112,15 @@ def measure_engine(engine: Engine, request: Request, new_tokens: int, rows: int)
     # Of several rows, the time from the first one's first token to the last one's end is what all their tokens took.
     decode = max(result.timings.total for result in results) - min(result.timings.ttft for result in results)
     generated = sum(result.usage.completion_tokens for result in results) - 1
-    contender = f"kaminari {'compiled' if engine.config.compile else 'eager'}"
-    return Measured(contender, rows, generated / decode, min(result.timings.ttft for result in results))
+    proposed = sum(result.drafts.proposed for result in results)
+    accepted = sum(result.drafts.accepted for result in results)
+    return Measured(
+        _name(engine),
+        rows,
+        generated / decode,
+        min(result.timings.ttft for result in results),
+        accepted / proposed if proposed else None,
+    )
 
 
 def measure_reference(
@@ -138,6 +155,7 @@ def interleave(
             statistics.median(one.ttft for one in measured),
             speed / speeds[0],
             (max(one.tokens_per_s for one in measured) - min(one.tokens_per_s for one in measured)) / speed,
+            measured[-1].acceptance,
         )
         for measured, speed in zip(taken, speeds, strict=True)
     ]
@@ -145,13 +163,22 @@ def interleave(
 
 def table(medians: Sequence[Median]) -> str:
     """The medians as a Markdown table."""
-    lines = ["| contender | rows | tokens/s | ratio | TTFT ms | spread |", "| --- | --- | --- | --- | --- | --- |"]
-    lines += [
-        f"| {one.contender} | {one.rows} | {one.tokens_per_s:.1f} | {one.ratio:.2f} | {one.ttft * 1000:.0f} "
-        f"| {one.spread:.0%} |"
-        for one in medians
+    lines = [
+        "| contender | rows | tokens/s | ratio | TTFT ms | spread | drafts accepted |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
     ]
+    for one in medians:
+        accepted = "" if one.acceptance is None else f"{one.acceptance:.0%}"
+        lines.append(
+            f"| {one.contender} | {one.rows} | {one.tokens_per_s:.1f} | {one.ratio:.2f} | {one.ttft * 1000:.0f} "
+            f"| {one.spread:.0%} | {accepted} |"
+        )
     return "\n".join(lines)
+
+
+def _name(engine: Engine) -> str:
+    name = f"kaminari {'compiled' if engine.config.compile else 'eager'}"
+    return name if engine.config.draft == "none" else f"{name}, {engine.config.draft} {engine.config.draft_tokens}"
 
 
 def report(engine: Engine, settings: dict[str, Any], medians: Sequence[Median]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ from kaminari_core.registry import Registry
 
 if TYPE_CHECKING:
     from kaminari_core.bench import Measured
+    from kaminari_core.config import EngineConfig
+    from kaminari_core.engine import Engine
 
 
 @click.command()
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 @option("--prompt-tokens", default=128, show_default=True, help="Tokens of the prompt, pictures included.")
 @option("--new-tokens", default=64, show_default=True, help="Tokens to decode.")
 @option("--rounds", default=3, show_default=True, help="Rounds that count; the contenders take turns in each.")
+@option("--prompt", metavar="TEXT", help="The prompt itself, instead of filler of --prompt-tokens.")
 @option("--image", "images", multiple=True, metavar="FILE", help="A picture in the prompt.")
 @option("--out", metavar="FILE", help="Write the figures as JSON, with machine, versions and settings.")
 @engine_options({"slots": None}, shown={"slots": "the most rows asked for"})
@@ -43,6 +47,7 @@ def bench(
     prompt_tokens: int,
     new_tokens: int,
     rounds: int,
+    prompt: str | None,
     images: Sequence[str],
     out: str | None,
     **values: Any,
@@ -61,27 +66,34 @@ def bench(
         raise UsageError(f"--rows asks for {max(counts)} requests together, but there are {config.slots} slots")
     spec, folder = resolve(registry, model, checkpoint)
     pictures = [read_picture(path) for path in images]
-    with (
-        terminal_progress() as progress,
-        contextlib.closing(open_engine(registry, spec.name, str(folder), config, progress)) as engine,
-    ):
-        request = prompt_of(engine, prompt_tokens, pictures)
+    with terminal_progress() as progress, contextlib.ExitStack() as opened:
+
+        def engine_of(config: EngineConfig) -> Engine:
+            return opened.enter_context(
+                contextlib.closing(open_engine(registry, spec.name, str(folder), config, progress))
+            )
+
+        # With drafts, the same engine without them is measured in the same rounds.
+        plain = engine_of(dataclasses.replace(config, draft="none"))
+        engines = [plain] if config.draft == "none" else [plain, engine_of(config)]
+        request = prompt_of(plain, prompt_tokens, pictures, prompt)
         contenders: list[Callable[[], Measured]] = []
         if against:
-            reference = spec.load_reference()(folder, engine.model.device, engine.model.dtype)
-            stock = functools.partial(measure_reference, engine, reference, request, new_tokens)
+            reference = spec.load_reference()(folder, plain.model.device, plain.model.dtype)
+            stock = functools.partial(measure_reference, plain, reference, request, new_tokens)
             contenders = [functools.partial(stock, "dynamic"), functools.partial(stock, "static")]
-        contenders += [functools.partial(measure_engine, engine, request, new_tokens, count) for count in counts]
+        for count in counts:
+            contenders += [functools.partial(measure_engine, engine, request, new_tokens, count) for engine in engines]
         medians = interleave(contenders, rounds, progress)
         click.echo(table(medians))
         if out:
             settings = {
-                "prompt_tokens": engine.model.prepare(request).length,
+                "prompt_tokens": plain.model.prepare(request).length,
                 "new_tokens": new_tokens,
                 "rounds": rounds,
                 "images": len(pictures),
             }
-            Path(out).write_text(json.dumps(report(engine, settings, medians), indent=1) + "\n")
+            Path(out).write_text(json.dumps(report(engines[-1], settings, medians), indent=1) + "\n")
 
 
 def _counts(rows: str) -> list[int]:
