@@ -10,13 +10,15 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from kaminari_core.errors import EngineClosedError, EngineError, EngineUnhealthyError, RequestError
@@ -32,6 +34,19 @@ RECENT_SECONDS = 10.0
 PROBE_SECONDS = 10.0
 
 
+class Health(msgspec.Struct):
+    """The answer of the health paths when all is well."""
+
+    status: Literal["ok"] = "ok"
+
+
+class DecodeHealth(msgspec.Struct):
+    """As `Health`, with how many seconds ago each engine's last decode step succeeded."""
+
+    seconds_since_step: dict[str, float]
+    status: Literal["ok"] = "ok"
+
+
 @dataclass(slots=True)
 class Service:
     """What the handlers share, kept at `app.state.service`.
@@ -42,6 +57,7 @@ class Service:
     engines: Mapping[str, Serving]
     metrics: Metrics
     media: Media
+    config: AppConfig
     started: int = field(default_factory=lambda: int(time.time()))
     unavailable: str | None = None
 
@@ -92,6 +108,11 @@ def request_id(request: Request) -> str:
     return str(request.state.request_id)
 
 
+def json_reply(value: msgspec.Struct) -> Response:
+    """A whole reply."""
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
 def build_app(engines: Mapping[str, Serving], routes: Sequence[BaseRoute], config: AppConfig) -> Starlette:
     """The app that serves `engines`, by served model name, on `routes`."""
     cors = Middleware(
@@ -115,7 +136,10 @@ def build_app(engines: Mapping[str, Serving], routes: Sequence[BaseRoute], confi
     # A path with a slash too many is an unknown path like any other, not a redirect without an error object.
     app.router.redirect_slashes = False
     app.state.service = Service(
-        MappingProxyType(dict(engines)), Metrics(engines), Media(config.allow_media_hosts, most_bytes=config.max_body)
+        MappingProxyType(dict(engines)),
+        Metrics(engines),
+        Media(config.allow_media_hosts, most_bytes=config.max_body),
+        config,
     )
     return app
 
@@ -140,13 +164,13 @@ def routes() -> list[Route]:
 
 def live(request: Request) -> Response:
     """GET /health/live: 200 as long as the process answers, whatever its engines do."""
-    return JSONResponse({"status": "ok"})
+    return json_reply(Health())
 
 
 def ready(request: Request) -> Response:
     """GET /health and /health/ready: 200 when requests can be served, else 503."""
     trouble = service_of(request).trouble()
-    return unavailable(trouble, "unhealthy").response() if trouble else JSONResponse({"status": "ok"})
+    return unavailable(trouble, "unhealthy").response() if trouble else json_reply(Health())
 
 
 def decode(request: Request) -> Response:
@@ -155,7 +179,7 @@ def decode(request: Request) -> Response:
     if trouble := service.trouble():
         return unavailable(trouble, "unhealthy").response()
     ages = {name: _decoded(name, engine) for name, engine in service.engines.items()}
-    return JSONResponse({"status": "ok", "seconds_since_step": ages})
+    return json_reply(DecodeHealth(ages))
 
 
 def _decoded(name: str, engine: Serving) -> float:

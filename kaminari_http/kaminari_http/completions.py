@@ -14,10 +14,10 @@ from starlette.routing import Route
 
 from kaminari_core.errors import RequestError
 from kaminari_core.flow import Alternative, Delta, Finished, Message, Request, Result, TextPart, Token
-from kaminari_http.app import request_id, service_of
+from kaminari_http.app import json_reply, request_id, service_of
 from kaminari_http.body import decode_supported, read_json
 from kaminari_http.call import Call, unless_client_leaves
-from kaminari_http.openai import LEAST_LOGPROB, json_reply, report_of, usage_of
+from kaminari_http.openai import LEAST_LOGPROB, report_of, usage_of
 from kaminari_http.requests import choices_of, in_terms_of, request_of
 from kaminari_http.sse import DONE, event, open_stream
 from kaminari_http.unsupported import COMPLETIONS

@@ -25,6 +25,8 @@ REQUEST_ID = "X-Request-Id"
 SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 DRAIN_SECONDS = 5.0
 HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/health/decode"})
+OPEN_PATHS = HEALTH_PATHS | {"/"}
+"""What needs no key: health, and the page, which is the same for everybody and asks for the key itself."""
 
 
 class RequestIds:
@@ -88,7 +90,7 @@ class Failures:
 
 
 class Authentication:
-    """Asks for one of the keys as a bearer token on every path but the health ones; preflights (OPTIONS) carry none."""
+    """Asks for one of the keys as a bearer token on every path but `OPEN_PATHS`; preflights (OPTIONS) carry none."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
@@ -101,7 +103,7 @@ class Authentication:
         await answer(scope, receive, send)
 
     def _open(self, scope: Scope) -> bool:
-        if not self._keys or scope["path"] in HEALTH_PATHS or scope.get("method") == "OPTIONS":
+        if not self._keys or scope["path"] in OPEN_PATHS or scope.get("method") == "OPTIONS":
             return True
         # ASGI header values are bytes; Headers decodes them as latin-1, so encoding again gives what was sent.
         scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")

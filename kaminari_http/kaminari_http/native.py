@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import partial
 
-import msgspec
 from msgspec import UNSET
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
@@ -16,7 +15,7 @@ from starlette.routing import Route
 from kaminari_core.errors import RequestError
 from kaminari_core.flow import Delta, Finished, Message, Part, Request, Result, TextPart, Token
 from kaminari_core.serving import Serving
-from kaminari_http.app import request_id, service_of
+from kaminari_http.app import json_reply, request_id, service_of
 from kaminari_http.body import decode, read_json
 from kaminari_http.call import Call, unless_client_leaves
 from kaminari_http.openai import token_logprob
@@ -43,7 +42,7 @@ async def generate(request: HttpRequest) -> Response:
         [result] = await unless_client_leaves(request.receive, call.results())
     finally:
         call.cancel()
-    return Response(msgspec.json.encode(_reply(call, result)), media_type="application/json")
+    return json_reply(_reply(call, result))
 
 
 async def generate_stream(request: HttpRequest) -> Response:

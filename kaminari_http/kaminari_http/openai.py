@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
 from msgspec import UNSET
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
@@ -21,7 +20,7 @@ from starlette.routing import Route
 
 from kaminari_core.errors import RequestError
 from kaminari_core.flow import Alternative, Delta, Finished, Request, Result, Token
-from kaminari_http.app import Service, request_id, service_of
+from kaminari_http.app import Service, json_reply, request_id, service_of
 from kaminari_http.body import decode_supported, read_json
 from kaminari_http.call import Call, unless_client_leaves
 from kaminari_http.requests import Fetched, choices_of, messages_of, pictures_of, request_of
@@ -182,8 +181,3 @@ def report_of(results: dict[int, Result]) -> Report:
         for index, result in results.items()
     ]
     return Report(next(iter(results.values())).saw, choices)
-
-
-def json_reply(value: msgspec.Struct) -> Response:
-    """A whole reply."""
-    return Response(msgspec.json.encode(value), media_type="application/json")

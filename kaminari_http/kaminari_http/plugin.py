@@ -23,6 +23,8 @@ def kaminari_commands(cli: click.Group) -> None:
 @hookimpl
 def kaminari_routes() -> Iterable[BaseRoute]:
     """Health and metrics, the OpenAI routes and the native ones."""
-    from kaminari_http import app, completions, native, openai, responses, tokenize
+    from kaminari_http import app, completions, native, openai, openapi, responses, tokenize
 
-    return [route for each in (app, openai, completions, responses, native, tokenize) for route in each.routes()]
+    return [
+        route for each in (app, openapi, openai, completions, responses, native, tokenize) for route in each.routes()
+    ]

@@ -16,10 +16,10 @@ from starlette.routing import Route
 
 from kaminari_core.errors import RequestError
 from kaminari_core.flow import Delta, Finished, Message, Part, Request, Result, TextPart, Token
-from kaminari_http.app import request_id, service_of
+from kaminari_http.app import json_reply, request_id, service_of
 from kaminari_http.body import decode_supported, read_json
 from kaminari_http.call import Call, unless_client_leaves
-from kaminari_http.openai import json_reply, report_of, token_logprob
+from kaminari_http.openai import report_of, token_logprob
 from kaminari_http.requests import Fetched, image_of, in_terms_of, request_of
 from kaminari_http.sse import named_event, open_stream
 from kaminari_http.unsupported import RESPONSES

@@ -12,8 +12,8 @@ from kaminari_core.errors import PromptTooLongError
 from kaminari_core.flow import Prepared, Request
 from kaminari_core.intake import check_request
 from kaminari_core.serving import Serving
+from kaminari_http.app import json_reply
 from kaminari_http.native import asked_of
-from kaminari_http.openai import json_reply
 from kaminari_http.wire import TokenizeReply
 
 
