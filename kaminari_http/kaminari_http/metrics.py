@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kaminari_core.errors import KaminariError, QueueFullError, RequestError
@@ -31,10 +31,15 @@ class Metrics:
         )
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of served requests, image tokens included.")
         self._generated_tokens = self._counter("generated_tokens", "Generated tokens of served requests.")
+        self._proposed = self._counter("drafts_proposed", "Tokens that were guessed ahead.")
+        self._accepted = self._counter("drafts_accepted", "Guessed tokens that the model then chose.")
         self._first_token = self._histogram("time_to_first_token", "From submission to the first token.")
         self._gap = self._histogram("inter_token", "Between two tokens of one request.", GAP_SECONDS)
         self._total = self._histogram("request", "From submission to the end of the reply.")
         self._queue = self._histogram("queue", "From prepared to admitted to a slot.")
+        self._window = self._histogram(
+            "window", "Part of the queue in which the scheduler waits for others to join a batch."
+        )
         self._prepare = self._histogram("prepare", "Decoding pictures and tokenizing.")
         self._prefill = self._histogram("prefill", "The vision tower and the prompt.")
         self._registry.register(_EngineGauges(engines))
@@ -44,12 +49,15 @@ class Metrics:
         self._requests.labels(model, result.finish_reason).inc()
         self._prompt_tokens.labels(model).inc(result.usage.prompt_tokens)
         self._generated_tokens.labels(model).inc(result.usage.completion_tokens)
+        self._proposed.labels(model).inc(result.drafts.proposed)
+        self._accepted.labels(model).inc(result.drafts.accepted)
         if result.finish_reason == "cancelled":
             return
         timings = result.timings
         self._first_token.labels(model).observe(timings.ttft)
         self._total.labels(model).observe(timings.total)
         self._queue.labels(model).observe(timings.queue)
+        self._window.labels(model).observe(timings.window)
         self._prepare.labels(model).observe(timings.prepare)
         self._prefill.labels(model).observe(timings.prefill)
 
@@ -87,13 +95,19 @@ class _EngineGauges(Collector):
         )
         slots = GaugeMetricFamily("kaminari_slots", "Requests that can be decoded together.", labels=("model",))
         busy = GaugeMetricFamily("kaminari_slots_busy", "Slots in use.", labels=("model",))
+        ready = GaugeMetricFamily("kaminari_engine_ready", "1 when requests can be served, else 0.", labels=("model",))
+        restarts = CounterMetricFamily(
+            "kaminari_engine_restarts", "Times that an engine's process was replaced.", labels=("model",)
+        )
         for name, engine in self._engines.items():
             stats = engine.stats()
+            ready.add_metric((name,), engine.health().ready)
+            restarts.add_metric((name,), stats.restarts)
             running.add_metric((name,), stats.running)
             waiting.add_metric((name,), stats.preparing + stats.waiting)
             slots.add_metric((name,), stats.slots)
             busy.add_metric((name,), stats.slots_busy)
-        yield from (running, waiting, slots, busy)
+        yield from (running, waiting, slots, busy, ready, restarts)
 
 
 class _WithoutCreationTimes(CollectorRegistry):
