@@ -31,7 +31,8 @@ def inverse_frequencies(head_dim: int, theta: float, device: torch.device | None
 def interleaved_axes(sections: Sequence[int]) -> list[int]:
     """The axis of each frequency where axes alternate: 0, 1, 2, 0, 1, 2, ... while an axis has frequencies left, then axis 0.
 
-    Axis a > 0 takes every len(sections)-th frequency starting at a, `sections[a]` times or as often as there are frequencies; axis 0 takes the rest (Qwen3-VL).
+    Axis a > 0 takes every len(sections)-th frequency starting at a, `sections[a]` times or until there are no more; axis 0
+    takes the rest (Qwen3-VL).
     """
     axes = [0] * sum(sections)
     for axis in range(1, len(sections)):
