@@ -104,7 +104,9 @@ class Call:
             return
         self._cancelled = True
         for index in sorted(self._unfinished):
-            logger.info("%s cancelling %s", self.http_id, self.requests[index].id)
+            engine_request = self.requests[index].id
+            facts = {"request_id": self.http_id, "model": self.model, "engine_request": engine_request}
+            logger.info("%s cancelling %s", self.http_id, engine_request, extra=facts)
             self._engine.cancel(self.requests[index].id)
 
     def _sink(self, index: int, event: Event) -> None:
@@ -124,14 +126,22 @@ class Call:
                     "%s %s %s: %s, %d prompt tokens, %d generated, %.3fs",
                     self.http_id, self.model, event.request_id, result.finish_detail,
                     usage.prompt_tokens, usage.completion_tokens, result.timings.total,
+                    extra=self._facts(event) | {
+                        "finish": result.finish_detail, "seconds": result.timings.total,
+                        "prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens,
+                    },
                 )  # fmt: skip
                 self._metrics.observe_result(self.model, event.result)
                 self._unfinished.discard(index)
             case Failed():
-                logger.info("%s %s %s: %s", self.http_id, self.model, event.request_id, event.error)
+                facts = self._facts(event) | {"finish": "failed"}
+                logger.info("%s %s %s: %s", self.http_id, self.model, event.request_id, event.error, extra=facts)
                 self._metrics.observe_failure(self.model, event.error)
                 self._unfinished.discard(index)
         self._events.put_nowait((index, event))
+
+    def _facts(self, event: Event) -> dict[str, Any]:
+        return {"request_id": self.http_id, "model": self.model, "engine_request": event.request_id}
 
 
 def _raise_failure(event: Event) -> None:

@@ -71,7 +71,11 @@ class Media:
             try:
                 with _answer(target, deadline) as answer:
                     if answer.status not in (301, 302, 303, 307, 308):
-                        return self._file(answer, target, place)
+                        file = self._file(answer, target, place)
+                        if time.monotonic() >= deadline:
+                            # Where no length was declared, a connection that was cut looks like the end of the file.
+                            raise TimeoutError
+                        return file
                     url = urljoin(target.url.geturl(), answer.getheader("Location", ""))
             except (OSError, http.client.HTTPException) as error:
                 late = time.monotonic() >= deadline
@@ -151,7 +155,9 @@ def _answer(target: _Target, deadline: float) -> Iterator[http.client.HTTPRespon
     try:
         path = target.url._replace(scheme="", netloc="", fragment="").geturl() or "/"
         connection.request("GET", path, headers={"Accept": "image/*", "User-Agent": "kaminari"})
-        yield connection.getresponse()
+        # The response is closed too: it keeps the socket open by itself.
+        with connection.getresponse() as answer:
+            yield answer
     finally:
         timer.cancel()
         connection.close()

@@ -58,7 +58,9 @@ class RequestIds:
             level = logging.DEBUG if scope["path"] in {*HEALTH_PATHS, "/metrics"} else logging.INFO
             # The path is quoted: what a client sends must not be able to forge a line.
             path, seconds = scope["path"], time.monotonic() - began
-            logger.log(level, "%s %s %r %s %.3fs", request_id, scope["method"], path, status, seconds)
+            facts = {"request_id": request_id, "method": scope["method"], "path": path, "status": status}
+            facts["seconds"] = round(seconds, 6)
+            logger.log(level, "%s %s %r %s %.3fs", request_id, scope["method"], path, status, seconds, extra=facts)
 
 
 class Failures:
@@ -83,7 +85,8 @@ class Failures:
         except Exception as error:
             failure = failure_of(error)
             if failure.status == 500:
-                logger.exception("%s failed", scope["state"]["request_id"])
+                request_id = scope["state"]["request_id"]
+                logger.exception("%s failed", request_id, extra={"request_id": request_id})
             if started:
                 raise
             await failure.response()(scope, receive, send)

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 import signal
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -19,6 +18,7 @@ from kaminari_core.errors import EngineError, UsageError
 from kaminari_core.options import engine_config, engine_options, option
 from kaminari_core.registry import Registry
 from kaminari_http.config import AppConfig
+from kaminari_http.logs import Format, set_up_logging
 
 if TYPE_CHECKING:
     from kaminari_core.config import EngineConfig
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from kaminari_http.server import Server
 
 logger = logging.getLogger(__name__)
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 @click.command()
@@ -78,6 +77,14 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     help="An origin whose web pages may call the server, such as https://example.org, or *; may be given several times.",
 )
 @option(
+    "--allow-media-host",
+    "allow_media_hosts",
+    multiple=True,
+    metavar="HOST[:PORT]",
+    help="A host that pictures may be fetched from, when a request names them by http(s) URL; may be given several times. "
+    "Addresses that are not public are used only when given literally, such as 192.168.1.5:8080.",
+)
+@option(
     "--max-body",
     type=click.IntRange(min=1),
     default=AppConfig().max_body,
@@ -105,6 +112,13 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
     show_default=True,
     help="What is logged to stderr.",
 )
+@option(
+    "--log-format",
+    type=click.Choice(get_args(Format)),
+    default="text",
+    show_default=True,
+    help="Lines for people, or one JSON object a line. Neither shows prompts, replies or pictures.",
+)
 @engine_options()
 @click.pass_obj
 def serve(
@@ -117,10 +131,12 @@ def serve(
     api_keys: Sequence[str],
     served_names: Sequence[str],
     cors_origins: Sequence[str],
+    allow_media_hosts: Sequence[str],
     max_body: int,
     warm_up: bool,
     drain_seconds: float,
     log_level: str,
+    log_format: Format,
     **engine_values: Any,
 ) -> None:
     """Serve models over HTTP: OpenAI's chat completions, our own routes, metrics.
@@ -131,11 +147,16 @@ def serve(
     from kaminari_http.server import Server, listen
 
     config = engine_config(**engine_values)
-    app_config = AppConfig(api_keys=tuple(api_keys), cors_origins=tuple(cors_origins), max_body=max_body)
+    app_config = AppConfig(
+        api_keys=tuple(api_keys),
+        cors_origins=tuple(cors_origins),
+        max_body=max_body,
+        allow_media_hosts=tuple(allow_media_hosts),
+    )
     wanted = _pair_up(models, checkpoints, served_names)
     # The port first: whether it can be had is known at once, a model takes its time to load.
     with closing(listen(host, port)) as listener, _ended_by_signals():
-        _set_up_logging(log_level)
+        set_up_logging(log_level, log_format)
         from kaminari_http.app import loading_app
 
         with Server(loading_app(app_config), listener) as server, ExitStack() as opened:
@@ -204,12 +225,6 @@ def _serve_until_stopped(
         for draining in [pool.submit(engine.close, drain_seconds) for engine in engines.values()]:
             draining.result()
         logger.info("stopped")
-
-
-def _set_up_logging(level: str) -> None:
-    """A server's log has times in it, and one line a request instead of uvicorn's own, which have no request id."""
-    logging.basicConfig(level=level.upper(), format=LOG_FORMAT, stream=sys.stderr, force=True)
-    logging.getLogger("uvicorn").setLevel(logging.DEBUG if level == "debug" else logging.WARNING)
 
 
 @contextmanager

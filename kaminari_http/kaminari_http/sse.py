@@ -60,10 +60,10 @@ async def _guarded(call: Call, events: AsyncIterator[bytes]) -> AsyncIterator[by
         async for data in events:
             yield data
     except KaminariError as error:
-        logger.warning("%s failed in its stream: %s", call.http_id, error)
+        logger.warning("%s failed in its stream: %s", call.http_id, error, extra={"request_id": call.http_id})
         yield b"data: " + failure_of(error).json() + b"\n\n"
     except Exception as error:
-        logger.exception("%s failed in its stream", call.http_id)
+        logger.exception("%s failed in its stream", call.http_id, extra={"request_id": call.http_id})
         yield b"data: " + failure_of(error).json() + b"\n\n"
 
 
