@@ -136,12 +136,22 @@ class _Connection(http.client.HTTPConnection):
     def __init__(self, target: _Target, timeout: float) -> None:
         super().__init__(target.url.netloc, timeout=timeout)
         self._target, self._seconds = target, timeout
+        self._connected: socket.socket | None = None
 
     def connect(self) -> None:
         """Connect, with TLS for https, whose certificate must be of the host's name."""
         self.sock = socket.create_connection(self._target.address, self._seconds)
         if self._target.url.scheme == "https":
             self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self._target.host)
+        self._connected = self.sock
+
+    def hang_up(self) -> None:
+        """End it from another thread, whatever it waits for."""
+        # Not `self.sock`: that is given up before the body is read when the answer ends with the connection.
+        if self._connected is not None:
+            # An error means that it has ended already.
+            with suppress(OSError):
+                self._connected.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
@@ -149,7 +159,7 @@ def _answer(target: _Target, deadline: float) -> Iterator[http.client.HTTPRespon
     """The answer to a GET. At the deadline the connection is closed, however slowly bytes still trickle."""
     seconds = max(0.01, deadline - time.monotonic())
     connection = _Connection(target, seconds)
-    timer = threading.Timer(seconds, _hang_up, [connection])
+    timer = threading.Timer(seconds, connection.hang_up)
     timer.daemon = True
     timer.start()
     try:
@@ -161,13 +171,6 @@ def _answer(target: _Target, deadline: float) -> Iterator[http.client.HTTPRespon
     finally:
         timer.cancel()
         connection.close()
-
-
-def _hang_up(connection: http.client.HTTPConnection) -> None:
-    # An error means that it is closed already.
-    with suppress(OSError):
-        if connection.sock is not None:
-            connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _address(host: str, port: int, place: str) -> tuple[str, int]:
