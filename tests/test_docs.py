@@ -12,6 +12,7 @@ import click
 import pytest
 
 from kaminari_core import hookspecs, protocols
+from kaminari_core.check import pytest_plugin
 from kaminari_core.registry import load_registry
 from make_cli_docs import DOCUMENT, help_sections, own_program, with_help
 
@@ -114,6 +115,7 @@ def test_each_flag_that_a_document_names_exists() -> None:
     for script in [*ROOT.glob("scripts/*.py"), *ROOT.glob("benchmarks/*.py")]:
         flags |= set(re.findall(r'add_argument\(\s*"(--[a-z-]+)"', script.read_text()))
     flags |= {"--find-links"}
+    flags |= set(re.findall(r'addoption\(\s*"(--[a-z-]+)"', inspect.getsource(pytest_plugin)))
     for document in [*DOCS.glob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("kaminari_*/README.md")]:
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", document.read_text()))
         assert named - flags == set(), document.name

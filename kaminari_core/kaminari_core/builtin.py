@@ -48,11 +48,12 @@ def kaminari_schedulers() -> Iterable[SchedulerSpec]:
 
 @hookimpl
 def kaminari_commands(cli: click.Group) -> None:
-    """The commands `models`, `plugins`, `run`, `bench` and `check`."""
+    """The commands `models`, `plugins`, `run`, `bench`, `check` and `compare`."""
     from kaminari_core.commands_bench import bench
     from kaminari_core.commands_check import check
+    from kaminari_core.commands_compare import compare
     from kaminari_core.commands_list import models, plugins
     from kaminari_core.commands_run import run
 
-    for command in (models, plugins, run, bench, check):
+    for command in (models, plugins, run, bench, check, compare):
         cli.add_command(command)

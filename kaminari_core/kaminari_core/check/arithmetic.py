@@ -55,7 +55,7 @@ def cached_prefix(subject: Subject) -> Outcome:
         run = greedy(subject.model, prepared, subject.settings.steps)
         tokens = run.tokens[: _usable(prepared, run)]
         for count in sorted({1, len(tokens) // 2, len(tokens) - 1} - {0, -1}):
-            again = greedy(subject.model, _continued(prepared, tokens[:count]), 1)
+            again = greedy(subject.model, continued(prepared, tokens[:count]), 1)
             assert run.logits is not None and again.logits is not None, "greedy keeps logits"
             worst = max(worst, float((run.logits[count] - again.logits[0]).abs().max().nan_to_num(nan=torch.inf)))
             compared += 1
@@ -91,7 +91,7 @@ def chunked_prefill(subject: Subject) -> Outcome:
     )
 
 
-def _continued(prepared: Prepared, tokens: tuple[int, ...]) -> Prepared:
+def continued(prepared: Prepared, tokens: tuple[int, ...]) -> Prepared:
     """The prompt with generated tokens behind it."""
     following = prepared.next_position + torch.arange(len(tokens))
     return replace(

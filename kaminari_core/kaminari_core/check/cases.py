@@ -43,11 +43,11 @@ class Case:
     def run(self) -> Outcome:
         """Run the item; whatever the model raises is a failure of it."""
         from kaminari_core.check.identity import load_failure
-        from kaminari_core.check.outcome import failed, not_applicable
+        from kaminari_core.check.outcome import failed
         from kaminari_core.check.subject import describe
 
-        if self.name not in WITHOUT_MODEL and load_failure(self.subject) is not None:
-            return not_applicable("the checkpoint does not load")
+        if self.name not in WITHOUT_MODEL and (reason := load_failure(self.subject)) is not None:
+            return failed(f"the checkpoint does not load: {reason}")
         try:
             return self._check(self.subject)
         except Exception as error:

@@ -73,9 +73,9 @@ def hypotheses(subject: Subject) -> Iterator[Hypothesis]:
     yield from _inputs(subject)
     if decoder is None:
         return
-    single = [*_rotary(decoder), *_norms(decoder), *_mlps(decoder)]
-    yield from single
-    for one, other in itertools.combinations(_rotary(decoder), 2):
+    rotary = list(_rotary(decoder, _named_sections(subject)))
+    yield from (*rotary, *_norms(decoder), *_mlps(decoder))
+    for one, other in itertools.combinations(rotary, 2):
         yield Hypothesis(f"{one.bug}, and {other.bug}", partial(_both, one.undone, other.undone))
 
 
@@ -132,7 +132,7 @@ def _inputs(subject: Subject) -> Iterator[Hypothesis]:
         yield Hypothesis("deepstack features added a layer too early", alter=partial(shifted, 1))
 
 
-def _rotary(decoder: Decoder) -> Iterator[Hypothesis]:
+def _rotary(decoder: Decoder, sections: list[int] | None) -> Iterator[Hypothesis]:
     attentions = [module for module in decoder.modules() if isinstance(module, Attention)]
     halves = [attention for attention in attentions if attention.rotation is rotate_half_split]
     pairs = [attention for attention in attentions if attention.rotation is rotate_pairwise]
@@ -155,7 +155,7 @@ def _rotary(decoder: Decoder) -> Iterator[Hypothesis]:
         yield Hypothesis(f"rotation style ({style} here, {other} in the reference)", turned)
     axes = list(decoder._axes)
     if len(set(axes)) > 1:
-        sections = [axes.count(axis) for axis in range(max(axes) + 1)]
+        sections = sections or [axes.count(axis) for axis in range(max(axes) + 1)]
         layouts = {"interleaved": interleaved_axes(sections), "contiguous": contiguous_axes(sections)}
         here = next((name for name, layout in layouts.items() if layout == axes), "another")
         for name, layout in layouts.items():
@@ -191,6 +191,18 @@ def _mlps(decoder: Decoder) -> Iterator[Hypothesis]:
     mlps = [module for module in decoder.modules() if isinstance(module, GatedMLP)]
     if mlps:
         yield Hypothesis("gate and up swapped", partial(_halves_swapped, mlps))
+
+
+def _named_sections(subject: Subject) -> list[int] | None:
+    """The `mrope_section` of config.json, wherever it stands; None without one."""
+    waiting: list[Any] = [json.loads((subject.checkpoint / "config.json").read_text(encoding="utf-8"))]
+    while waiting:
+        place = waiting.pop()
+        if isinstance(place, dict):
+            if isinstance(place.get("mrope_section"), list):
+                return [int(size) for size in place["mrope_section"]]
+            waiting += place.values()
+    return None
 
 
 def _omitted_deepstack(subject: Subject) -> str | None:

@@ -24,8 +24,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kaminari-checkpoint", metavar="DIR|NAME", help="the checkpoint to check it on")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add the items behind the tests that were collected."""
+    """Add the items behind the tests that were collected, before `-k` chooses among them."""
     model = config.getoption("--kaminari-model")
     if not model:
         return
