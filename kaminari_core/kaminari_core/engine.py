@@ -275,6 +275,7 @@ class Engine:
         except Exception as error:
             logger.exception("the engine thread of %r died", self.name)
             self._broken = EngineError(f"the engine {self.name!r} stopped: {type(error).__name__}: {error}")
+            self._watch.broken(self._broken)
         assert self._broken is not None, "the engine thread ends only when it is closed or broken"
         self._step_began = math.inf
         self._loop.fail_all(self._broken)

@@ -17,6 +17,8 @@ from kaminari_core.registry import Registry
 if TYPE_CHECKING:
     from kaminari_core.engine import Engine
     from kaminari_core.protocols import Progress
+    from kaminari_core.supervise.engine import SupervisedEngine
+    from kaminari_core.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -30,13 +32,14 @@ def open_engine(
     name: str | None = None,
     *,
     warm_up: bool = False,
+    watch: Watch | None = None,
 ) -> Engine:
-    """Load a model and start an engine for it.
+    """Load a model and start an engine for it, in this process.
 
     `model` and `checkpoint` are as in `checkpoint.resolve`; `name` is the name it is served under, the model's own unless
     given. `warm_up` compiles every bucket of the decode step before the first request instead of when one needs it. The
-    engine's `config` has `device` and `dtype` resolved, and `max_length` no longer than the model's longest sequence. Raises
-    KaminariError; every name is checked before anything is loaded.
+    engine's `config` has `device` and `dtype` resolved, and `max_length` no longer than the model's longest sequence. `watch` is
+    told what the engine does. Raises KaminariError; every name is checked before anything is loaded.
     """
     from kaminari_core.engine import Engine
     from kaminari_core.placement import resolve_device, resolve_dtype
@@ -57,8 +60,43 @@ def open_engine(
     width = 1 if config.draft == "none" else config.draft_tokens + 1
     cache = cache_spec.load()(loaded.shape, config.slots, config.max_length, device, loaded.dtype, width=width)
     scheduler = scheduler_spec.load()(config)
-    engine = Engine(name or spec.name, loaded, cache, scheduler, config, tasks=spec.tasks)
+    engine = Engine(name or spec.name, loaded, cache, scheduler, config, tasks=spec.tasks, watch=watch)
     if warm_up and config.compile:
         engine.warm_up(progress)
     engine.start()
     return engine
+
+
+def open_supervised(
+    registry: Registry,
+    model: str,
+    checkpoint: str | None,
+    config: EngineConfig,
+    progress: Progress,
+    name: str | None = None,
+    *,
+    warm_up: bool = False,
+) -> SupervisedEngine:
+    """As `open_engine`, in a process of its own, which is replaced when it fails. See `supervise`.
+
+    That process loads the same plugins, by the entry points of `registry`, and computes with as many threads as this one would.
+    As it is spawned, a script that calls this must be importable: guard its start with `if __name__ == "__main__"`.
+    """
+    import torch
+
+    from kaminari_core.supervise.engine import SupervisedEngine
+    from kaminari_core.supervise.messages import Setup
+
+    spec, folder = resolve(registry, model, checkpoint)
+    registry.cache(config.cache), registry.scheduler(config.scheduler)
+    setup = Setup(
+        plugins=tuple((plugin.name, plugin.target) for plugin in registry.plugins),
+        model=spec.name,
+        checkpoint=str(folder),
+        config=config,
+        name=name,
+        warm_up=warm_up,
+        threads=torch.get_num_threads(),
+        log_level=logging.getLogger().getEffectiveLevel(),
+    )
+    return SupervisedEngine(setup, progress)

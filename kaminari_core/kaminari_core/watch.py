@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kaminari_core.errors import KaminariError
+
 
 class Watch:
     """Watches nothing. Subclasses override what they need; every method must be quick and thread-safe."""
@@ -29,3 +31,6 @@ class Watch:
 
     def resting(self) -> None:
         """The engine thread has nothing to do and is about to wait."""
+
+    def broken(self, error: KaminariError) -> None:
+        """The engine thread cannot go on; the requests that are open fail with this error next."""
