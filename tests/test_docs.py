@@ -18,7 +18,6 @@ from make_cli_docs import DOCUMENT, help_sections, own_program, with_help
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-FIXTURE = ROOT / "tests" / "fixtures" / "outside_plugin"
 HOOKS = {name: hook for name, hook in vars(hookspecs).items() if name.startswith("kaminari_") and callable(hook)}
 
 
@@ -64,30 +63,6 @@ def test_each_hooks_example_is_a_working_plugin(name: str, tmp_path: Path, monke
     assert registry.plugins[0].hooks == (name,)
     given = [*registry.models, *registry.caches, *registry.schedulers, *registry.quantizers, *cli.commands]
     assert len(given) + len(registry.routes({})) == 1
-
-
-def test_the_tutorial_shows_the_plugin_that_the_tests_run() -> None:
-    source = (FIXTURE / "outside_plugin" / "plugin.py").read_text() + (
-        FIXTURE / "outside_plugin" / "model.py"
-    ).read_text()
-    shown = blocks("plugins.md", "python")
-    assert shown[0] in source
-    assert shown[1] in source
-    (manifest,) = blocks("plugins.md", "toml")
-    assert all(part in (FIXTURE / "pyproject.toml").read_text() for part in manifest.split("\n\n"))
-
-
-def test_the_tutorials_last_example_runs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    metadata = tmp_path / "outside_plugin-0.3.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-plugin\nVersion: 0.3.0\n")
-    (metadata / "entry_points.txt").write_text("[kaminari]\noutside = outside_plugin.plugin\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.syspath_prepend(FIXTURE)
-    exec(blocks("plugins.md", "python")[2], {})
-    assert capsys.readouterr().out == "xyz\n"
 
 
 def test_the_tutorial_names_every_member_of_a_model() -> None:
