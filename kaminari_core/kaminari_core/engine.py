@@ -28,7 +28,7 @@ from kaminari_core.errors import (
     RequestError,
     UsageError,
 )
-from kaminari_core.flow import Event, Failed, Finished, Request, Result, Sampling
+from kaminari_core.flow import Event, Failed, Finished, Preview, Request, Result, Sampling
 from kaminari_core.intake import check_request, deadline_error
 from kaminari_core.live import Live
 from kaminari_core.loop import Loop
@@ -149,6 +149,12 @@ class Engine:
             if request_id in self._open:
                 self._leaving.append(request_id)
                 self._changed.notify_all()
+
+    def preview(self, request: Request) -> Preview:
+        """See Serving."""
+        check_request(request, self.model.shape, self.name)
+        prepared = self.model.prepare(request)
+        return Preview(prepared.tokens, prepared.saw)
 
     def stats(self) -> Stats:
         """See Serving."""

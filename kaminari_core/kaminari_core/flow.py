@@ -156,6 +156,24 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
+class Preview:
+    """What a request would cost: its prompt's token ids with placeholders expanded, and what would be seen of its pictures."""
+
+    tokens: tuple[int, ...]
+    saw: tuple[Saw, ...]
+
+    @property
+    def length(self) -> int:
+        """Number of prompt tokens."""
+        return len(self.tokens)
+
+    @property
+    def image_tokens(self) -> int:
+        """How many of the prompt tokens stand for pictures."""
+        return sum(saw.visual_tokens for saw in self.saw)
+
+
+@dataclass(frozen=True, slots=True)
 class Embedded:
     """A prompt on the device, ready to be run through the decoder layers in chunks.
 

@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 
 from kaminari_core.circuit import State as CircuitState
 from kaminari_core.config import EngineConfig
-from kaminari_core.flow import Event, Failed, Finished, Request, Result, Sampling
+from kaminari_core.flow import Event, Failed, Finished, Preview, Request, Result, Sampling
 from kaminari_core.protocols import ModelShape
 from kaminari_core.stats import Stats
 
@@ -83,6 +83,10 @@ class Serving(Protocol):
 
     def cancel(self, request_id: str) -> None:
         """End a request between two steps, as finished with the reason `cancelled`. Does nothing when it has ended."""
+        ...
+
+    def preview(self, request: Request) -> Preview:
+        """Prepare a request as `submit` would, and drop it; takes as long as that. Raises what preparing raises."""
         ...
 
     def stats(self) -> Stats:

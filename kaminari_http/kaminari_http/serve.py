@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any, get_args
@@ -59,8 +59,8 @@ logger = logging.getLogger(__name__)
     "api_keys",
     multiple=True,
     metavar="KEY",
-    help="A key that clients must send as `Authorization: Bearer KEY`; may be given several times. Everything but /health asks "
-    "for it.",
+    help="A key that clients must send as `Authorization: Bearer KEY`; may be given several times. Everything but health and "
+    "the page / asks for it.",
 )
 @option(
     "--served-model-name",
@@ -99,6 +99,11 @@ logger = logging.getLogger(__name__)
     help="Compile every shape of the decode step before the first request instead of when one needs it.",
 )
 @option(
+    "--in-process",
+    is_flag=True,
+    help="Run the engine in the server's own process. Otherwise it has one of its own, which is replaced when it dies or hangs.",
+)
+@option(
     "--drain-seconds",
     type=click.FloatRange(min=0),
     default=20.0,
@@ -134,6 +139,7 @@ def serve(
     allow_media_hosts: Sequence[str],
     max_body: int,
     warm_up: bool,
+    in_process: bool,
     drain_seconds: float,
     log_level: str,
     log_format: Format,
@@ -160,7 +166,7 @@ def serve(
         from kaminari_http.app import loading_app
 
         with Server(loading_app(app_config), listener) as server, ExitStack() as opened:
-            engines = _open_engines(registry, wanted, config, opened, warm_up=warm_up)
+            engines = _open_engines(registry, wanted, config, opened, warm_up=warm_up, in_process=in_process)
             _serve_until_stopped(registry, engines, server, app_config, drain_seconds)
 
 
@@ -189,16 +195,23 @@ def _refuse_twins(names: Sequence[str]) -> None:
 
 
 def _open_engines(
-    registry: Registry, wanted: Sequence[Wanted], config: EngineConfig, opened: ExitStack, *, warm_up: bool
+    registry: Registry,
+    wanted: Sequence[Wanted],
+    config: EngineConfig,
+    opened: ExitStack,
+    *,
+    warm_up: bool,
+    in_process: bool,
 ) -> dict[str, Serving]:
     """Running engines by served name; `opened` closes them, also those that are open when a later one fails."""
-    from kaminari_core.launch import open_engine
+    from kaminari_core.launch import open_engine, open_supervised
     from kaminari_core.progress import terminal_progress
 
     engines: dict[str, Serving] = {}
+    opening: Callable[..., Serving] = open_engine if in_process else open_supervised
     for model, checkpoint, name in wanted:
         with terminal_progress() as progress:
-            engine = open_engine(registry, model, checkpoint, config, progress, name, warm_up=warm_up)
+            engine = opening(registry, model, checkpoint, config, progress, name, warm_up=warm_up)
         opened.callback(engine.close)
         # Two directories may turn out to be of one model.
         _refuse_twins([*engines, engine.name])

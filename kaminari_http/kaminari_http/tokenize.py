@@ -7,10 +7,8 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kaminari_core.engine import Engine
 from kaminari_core.errors import PromptTooLongError
-from kaminari_core.flow import Prepared, Request
-from kaminari_core.intake import check_request
+from kaminari_core.flow import Request
 from kaminari_core.serving import Serving
 from kaminari_http.app import json_reply
 from kaminari_http.native import asked_of
@@ -31,17 +29,11 @@ async def tokenize(request: HttpRequest) -> Response:
 def _reply(engine: Serving, model: str, wanted: Request) -> TokenizeReply:
     most = engine.config.max_length
     try:
-        prepared = _prepare(engine, wanted)
+        preview = engine.preview(wanted)
     except PromptTooLongError as error:
         image_tokens = sum(saw.visual_tokens for saw in error.saw)
         return TokenizeReply(model, error.tokens, image_tokens, most, False, 0, error.saw, None)
-    room = most - prepared.length
+    room = most - preview.length
     return TokenizeReply(
-        model, prepared.length, prepared.image_tokens, most, True, room, prepared.saw, list(prepared.tokens)
+        model, preview.length, preview.image_tokens, most, True, room, preview.saw, list(preview.tokens)
     )
-
-
-def _prepare(engine: Serving, wanted: Request) -> Prepared:
-    check_request(wanted, engine.shape, engine.name)
-    assert isinstance(engine, Engine)
-    return engine.model.prepare(wanted)

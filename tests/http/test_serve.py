@@ -139,6 +139,26 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
         assert process.returncode == 0
 
 
+def test_outlives_its_engines_process(tmp_path: Path) -> None:
+    with serve(tmp_path, "echo", "--no-compile", "--max-length", "600") as (process, url), ThreadPoolExecutor() as pool:
+        wait_for_health(url, 200)
+
+        def ask(text: str, **fields: object) -> httpx2.Response:
+            return httpx2.post(f"{url}/v1/chat/completions", json=chat_body(text, **fields), timeout=60)
+
+        running = pool.submit(ask, "x" * 500, max_tokens=500, stream=True)
+        while 'requests_running{model="echo"} 1.0' not in httpx2.get(f"{url}/metrics").text:
+            time.sleep(0.01)
+        children = Path(f"/proc/{process.pid}/task").glob("*/children")
+        named = [pid for file in children for pid in file.read_text().split()]
+        [engine] = [pid for pid in named if "resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_text()]
+        os.kill(int(engine), signal.SIGKILL)
+        assert "SIGKILL" in running.result().text.splitlines()[-2]
+        assert httpx2.get(f"{url}/metrics").status_code == 200, "what cannot be served can still be counted"
+        assert ask("hello").json()["choices"][0]["message"]["content"] == "hello", "it waits for the new process"
+        assert health(url) == 200
+
+
 def test_drain_has_a_limit(tmp_path: Path) -> None:
     options = ("--max-length", "3000", "--no-compile", "--drain-seconds", "0.2")
     with serve(tmp_path, "echo", *options) as (process, url), ThreadPoolExecutor() as pool:

@@ -146,10 +146,15 @@ def test_replies_equal_those_of_the_plain_engine(tmp_path: Path) -> None:
 
     with closing(open_engine(registry(), str(tmp_path), None, config, silent)) as plain:
         expected = list(ends(plain))
+        preview = plain.preview(ask("what would it cost"))
     with open_supervised(registry(), str(tmp_path), None, config, silent) as supervised:
         assert supervised.config == plain.config
         assert supervised.shape == plain.shape
         assert list(ends(supervised)) == expected
+        assert supervised.preview(ask("what would it cost")) == preview
+        with pytest.raises(PromptTooLongError, match=r"301 tokens.*256") as caught:
+            supervised.preview(ask("x" * 300))
+        assert caught.value.tokens == 301
 
 
 def test_every_error_crosses_a_process_border() -> None:

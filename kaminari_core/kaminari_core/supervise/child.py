@@ -15,8 +15,9 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import EntryPoint
 from multiprocessing.connection import Connection
 from typing import Any
@@ -25,11 +26,12 @@ from kaminari_core.engine import Engine
 from kaminari_core.errors import EngineError, KaminariError
 from kaminari_core.flow import Event, Failed
 from kaminari_core.supervise.messages import (
+    Answer,
     Cancel,
+    Count,
     LoadFailed,
     Logged,
     Probe,
-    Probed,
     Progressed,
     Ready,
     Report,
@@ -178,8 +180,8 @@ def main(commands: Connection, reports: Connection, setup: Setup) -> None:
         return
     reporter.engine = engine
     reporter.send(Ready(engine.name, engine.config, engine.tasks, engine.shape, engine.sampling_defaults))
-    with ThreadPoolExecutor(1, thread_name_prefix="probe") as probes:
-        _obey(commands, engine, reporter, probes)
+    with ThreadPoolExecutor(setup.config.prepare_threads, thread_name_prefix="answer") as asked:
+        _obey(commands, engine, reporter, asked)
 
 
 def _open(setup: Setup, reporter: Reporter) -> Engine:
@@ -206,7 +208,7 @@ def _open(setup: Setup, reporter: Reporter) -> Engine:
     )
 
 
-def _obey(commands: Connection, engine: Engine, reporter: Reporter, probes: ThreadPoolExecutor) -> None:
+def _obey(commands: Connection, engine: Engine, reporter: Reporter, asked: ThreadPoolExecutor) -> None:
     while True:
         try:
             command = commands.recv()
@@ -220,20 +222,23 @@ def _obey(commands: Connection, engine: Engine, reporter: Reporter, probes: Thre
                     reporter.sink(Failed(request.id, error))
             case Cancel(request_id):
                 engine.cancel(request_id)
-            case Probe():
-                probes.submit(_probe, engine, reporter, command)
+            case Probe(number, timeout):
+                asked.submit(_answer, reporter, number, partial(engine.probe, timeout))
+            case Count(number, request):
+                asked.submit(_answer, reporter, number, partial(engine.preview, request))
             case Stop():
                 engine.close()
                 return
 
 
-def _probe(engine: Engine, reporter: Reporter, probe: Probe) -> None:
-    error: KaminariError | None = None
+def _answer(reporter: Reporter, number: int, work: Callable[[], Any]) -> None:
     try:
-        engine.probe(probe.timeout)
-    except KaminariError as failure:
-        error = picklable(failure)
-    reporter.send(Probed(probe.number, error))
+        reporter.send(Answer(number, work()))
+    except KaminariError as error:
+        reporter.send(Answer(number, error=picklable(error)))
+    except Exception as error:
+        logger.exception("a question cannot be answered")
+        reporter.send(Answer(number, error=EngineError(f"{type(error).__name__}: {error}")))
 
 
 def picklable(error: KaminariError) -> KaminariError:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import atexit
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from kaminari_core.errors import EngineClosedError, EngineError, QueueFullError, RequestError
-from kaminari_core.flow import Event, Request, Result, Sampling
+from kaminari_core.flow import Event, Preview, Request, Result, Sampling
 from kaminari_core.intake import check_request
 from kaminari_core.protocols import ModelShape, Progress
 from kaminari_core.serving import Health, Sink, stream_events, wait_for_result
 from kaminari_core.stats import Stats
 from kaminari_core.supervise.keeper import Keeper, RestartPolicy
 from kaminari_core.supervise.ledger import Entry
-from kaminari_core.supervise.messages import Probe, Setup, Stop
+from kaminari_core.supervise.messages import Count, Probe, Setup, Stop
 
 STOP_SECONDS = 5.0
 """How long a child may take to end when it is told to."""
@@ -127,25 +127,21 @@ class SupervisedEngine:
                 restarts=self._keeper.restarts,
             )
 
+    def preview(self, request: Request) -> Preview:
+        """See Serving."""
+        check_request(request, self.shape, self.name)
+        preview: Preview = self._ask(lambda number: Count(number, request)).result()
+        return preview
+
     def probe(self, timeout: float = 10.0) -> float:
         """See Serving."""
         began = time.monotonic()
-        answer: Future[None] = Future()
-        with self._keeper.changed:
-            self._check_open()
-            if self._keeper.state != "serving":
-                raise EngineError(f"the engine is being restarted: {self._keeper.reason}")
-            number = max(self._keeper.probes, default=0) + 1
-            self._keeper.probes[number] = answer
-            self._keeper.child.send(Probe(number, timeout))
+        answer = self._ask(lambda number: Probe(number, timeout))
         try:
             # Its own answer says more than ours, so it gets a little longer.
             answer.result(timeout + 1.0)
         except FutureTimeoutError as error:
             raise EngineError(f"the engine's process did not answer within {timeout:g} s") from error
-        finally:
-            with self._keeper.changed:
-                self._keeper.probes.pop(number, None)
         return time.monotonic() - began
 
     def close(self, drain: float = 0.0) -> None:
@@ -162,6 +158,20 @@ class SupervisedEngine:
         if not keeper.child.join(STOP_SECONDS):
             keeper.child.kill()
         atexit.unregister(keeper.abandon)
+
+    def _ask(self, question: Callable[[int], Any]) -> Future[Any]:
+        """Send a question under a number of its own; the answer comes, or an error when the child ends first."""
+        answer: Future[Any] = Future()
+        keeper = self._keeper
+        with keeper.changed:
+            self._check_open()
+            if keeper.state != "serving":
+                raise EngineError(f"the engine is being restarted: {keeper.reason}")
+            number = max(keeper.questions, default=0) + 1
+            keeper.questions[number] = answer, time.monotonic()
+            keeper.child.send(question(number))
+            keeper.changed.notify_all()
+        return answer
 
     def _check_open(self) -> None:
         if self._keeper.state == "failed":

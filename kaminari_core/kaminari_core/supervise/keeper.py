@@ -27,10 +27,10 @@ from kaminari_core.serving import Health
 from kaminari_core.stats import Stats
 from kaminari_core.supervise.ledger import Entry, Ledger, cancelled
 from kaminari_core.supervise.messages import (
+    Answer,
     Cancel,
     LoadFailed,
     Logged,
-    Probed,
     Progressed,
     Ready,
     Report,
@@ -64,8 +64,8 @@ class RestartPolicy:
 class Keeper:
     """One child at a time, and the ledger of its requests. `changed` guards every public attribute.
 
-    `facts` are those of the first child, `counters` the last ones of this child and `before` those of its predecessors, `probes`
-    the questions that are open, by number, `reason` why there is no child that serves.
+    `facts` are those of the first child, `counters` the last ones of this child and `before` those of its predecessors,
+    `questions` those that are open, by number, with when they were asked, `reason` why there is no child that serves.
     """
 
     def __init__(self, setup: Setup, progress: Progress, policy: RestartPolicy) -> None:
@@ -75,7 +75,7 @@ class Keeper:
         self.counters: tuple[Stats, Health] | None = None
         self.before: list[Stats] = []
         self.counted_at = 0.0
-        self.probes: dict[int, Future[None]] = {}
+        self.questions: dict[int, tuple[Future[Any], float]] = {}
         self.restarts = 0
         self.reason: str | None = None
         self.state: Literal["serving", "restarting", "failed", "closed"] = "restarting"
@@ -165,15 +165,17 @@ class Keeper:
     def _pause(self, silent: float) -> float | None:
         """Seconds until a deadline passes or silence becomes too long, None when neither can happen."""
         until = self.ledger.next_deadline - time.monotonic()
-        if self.ledger.in_child:
+        if self.ledger.in_child or self.questions:
             until = min(until, self._silence - silent + 0.01)
         return None if until == math.inf else max(0.0, until)
 
     def _silent_for(self) -> float:
-        """Seconds without a sign of life from the child while it has work, or the longest that a request is prepared."""
+        """Seconds without a sign of life from the child while it has work, or for which one thing takes if that is more."""
+        now = time.monotonic()
+        asked = now - min((at for _, at in self.questions.values()), default=now)
         if not self.ledger.in_child:
-            return 0.0
-        return max(time.monotonic() - self.child.heard, self.ledger.longest_preparing)
+            return asked
+        return max(now - self.child.heard, self.ledger.longest_preparing, asked)
 
     def _still_silent(self) -> bool:
         """Whether it is the child that is silent: when this process stood still, its messages wait to be read."""
@@ -203,9 +205,9 @@ class Keeper:
             ends = self.ledger.after_death(reason)
             if any(entry.deaths_alone for entry, _ in ends):
                 self._failures = 1
-            probes = list(self.probes.values())
-        for probe in probes:
-            probe.set_exception(EngineError(self.reason))
+            questions, self.questions = self.questions, {}
+        for question, _ in questions.values():
+            question.set_exception(EngineError(self.reason))
         for entry, event in ends:
             self.tell(entry, event)
         with self.changed:
@@ -318,8 +320,8 @@ class Keeper:
                 logging.getLogger(record.name).handle(record)
             case Progressed(stage, done, total):
                 self._progress(stage, done, total)
-            case Probed(number, error):
-                self._answer_probe(number, error)
+            case Answer():
+                self._answer(message)
             case Ready():
                 with self.changed:
                     self.facts, child.ready = message, True
@@ -359,13 +361,13 @@ class Keeper:
             logger.exception("the event sink of request %s failed; the request is cancelled", entry.request.id)
             self.cancel(entry.request.id)
 
-    def _answer_probe(self, number: int, error: KaminariError | None) -> None:
+    def _answer(self, answer: Answer) -> None:
         with self.changed:
-            probe = self.probes.pop(number, None)
-        if probe is not None and error is not None:
-            probe.set_exception(error)
-        elif probe is not None:
-            probe.set_result(None)
+            asked = self.questions.pop(answer.number, None)
+        if asked is not None and answer.error is not None:
+            asked[0].set_exception(answer.error)
+        elif asked is not None:
+            asked[0].set_result(answer.value)
 
     def failure(self) -> EngineError:
         """The error of an engine that was given up."""
@@ -379,6 +381,9 @@ class Keeper:
             entries = list(self.ledger.entries.values())
             for entry in entries:
                 self.ledger.remove(entry)
+            questions, self.questions = self.questions, {}
+        for question, _ in questions.values():
+            question.set_exception(error)
         for entry in entries:
             self.tell(entry, Failed(entry.request.id, error))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from kaminari_core.config import EngineConfig
 from kaminari_core.errors import KaminariError
@@ -48,10 +48,18 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Have a decode step run; answered by `Probed` of the same number."""
+    """Have a decode step run; answered by `Answer` of the same number."""
 
     number: int
     timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Preview a request; answered by `Answer` of the same number, with a `Preview`."""
+
+    number: int
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +104,12 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Probed:
-    """The answer to `Probe`; None when a step succeeded."""
+class Answer:
+    """The answer to a question, which is the error if there is one."""
 
     number: int
-    error: KaminariError | None
+    value: Any = None
+    error: KaminariError | None = None
 
 
 @dataclass(frozen=True, slots=True)
