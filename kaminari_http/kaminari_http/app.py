@@ -23,6 +23,7 @@ from starlette.routing import BaseRoute, Route
 
 from kaminari_core.errors import EngineClosedError, EngineError, EngineUnhealthyError, RequestError
 from kaminari_core.serving import Serving
+from kaminari_http import page
 from kaminari_http.config import AppConfig
 from kaminari_http.errors import failure_of, unavailable
 from kaminari_http.media import Media
@@ -146,7 +147,7 @@ def build_app(engines: Mapping[str, Serving], routes: Sequence[BaseRoute], confi
 
 def loading_app(config: AppConfig) -> Starlette:
     """The app that answers while the engines load: unhealthy, and 503 on every path."""
-    app = build_app({}, [*routes(), Route("/{path:path}", _loading, methods=["GET", "POST"])], config)
+    app = build_app({}, [*routes(), *page.routes(), Route("/{path:path}", _loading, methods=["GET", "POST"])], config)
     app.state.service.unavailable = "The model is still loading."
     return app
 

@@ -36,6 +36,7 @@ from kaminari_http.wire import (
     ChunkChoice,
     ChunkDelta,
     ModelCard,
+    ModelFacts,
     ModelList,
     PromptTokensDetails,
     ReplyMessage,
@@ -61,14 +62,28 @@ def routes() -> list[Route]:
 def list_models(request: HttpRequest) -> Response:
     """GET /v1/models: what is served, and nothing else."""
     service = service_of(request)
-    return json_reply(ModelList([ModelCard(name, service.started) for name in service.engines]))
+    return json_reply(ModelList([_card(service, name) for name in service.engines]))
 
 
 def retrieve_model(request: HttpRequest) -> Response:
     """GET /v1/models/{model:path}: one of them."""
     service, name = service_of(request), request.path_params["model"]
     service.engine(name)
-    return json_reply(ModelCard(name, service.started))
+    return json_reply(_card(service, name))
+
+
+def _card(service: Service, name: str) -> ModelCard:
+    engine = service.engines[name]
+    config = engine.config
+    facts = ModelFacts(
+        tasks=engine.tasks,
+        pictures=engine.shape.image_unit is not None,
+        max_length=config.max_length,
+        max_tokens=config.max_tokens,
+        max_images=config.max_images,
+        visual_tokens=config.visual_tokens,
+    )
+    return ModelCard(name, service.started, facts)
 
 
 async def complete_chat(request: HttpRequest) -> Response:

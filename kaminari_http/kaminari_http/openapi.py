@@ -58,6 +58,7 @@ class Operation:
 _TURN = {"role": "user", "content": "What does the picture say?"}
 OPERATIONS: Mapping[tuple[str, str], Operation] = MappingProxyType(
     {
+        ("GET", "/"): Operation("text/html"),
         ("GET", "/health"): Operation(Health),
         ("GET", "/health/live"): Operation(Health, errors=(405, 500)),
         ("GET", "/health/ready"): Operation(Health),

@@ -6,6 +6,7 @@ what a request means to the engine is in `requests.py` and in the module of each
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -211,11 +212,23 @@ class ChatChunk(Struct):
     kaminari: Report | UnsetType = UNSET
 
 
+class ModelFacts(Struct):
+    """What kaminari adds about a model: its tasks with their prompts, and its limits in tokens and pictures."""
+
+    tasks: Mapping[str, str]
+    pictures: bool
+    max_length: int
+    max_tokens: int
+    max_images: int
+    visual_tokens: int
+
+
 class ModelCard(Struct):
     """One entry of `GET /v1/models`."""
 
     id: str
     created: int
+    kaminari: ModelFacts
     object: str = "model"
     owned_by: str = "kaminari"
 

@@ -231,7 +231,8 @@ def test_unknown_task_and_model_name_what_there_is(echo: Running) -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
-        ("GET", "/", 404, "not_found"),
+        ("GET", "/nowhere", 404, "not_found"),
+        ("POST", "/", 405, "method_not_allowed"),
         ("GET", "/v1/models/", 404, "model_not_found"),
         ("GET", "/v1/models/some/other", 404, "model_not_found"),
         ("POST", "/v1/embeddings", 404, "not_found"),
