@@ -76,7 +76,7 @@ class Engine:
         self._changed = threading.Condition()
         # Guarded by _changed:
         self._open: dict[str, _Open] = {}
-        self._arrived: list[Live] = []
+        self._arrived: list[tuple[_Open, Live]] = []
         self._leaving: list[str] = []
         self._probes: list[Future[None]] = []
         self._next_deadline = math.inf
@@ -210,7 +210,7 @@ class Engine:
         """See Serving."""
         with self._changed:
             self._closing = True
-            self._changed.wait_for(lambda: not self._open, timeout=drain)
+            self._changed.wait_for(lambda: not self._open, timeout=min(drain, threading.TIMEOUT_MAX))
             self._broken = self._broken or EngineClosedError(f"the engine {self.name!r} was closed")
             self._changed.notify_all()
         self._workers.shutdown(wait=True, cancel_futures=True)
@@ -250,7 +250,7 @@ class Engine:
             with self._changed:
                 # One whose deadline passed has ended, and its id may be in use again.
                 if self._open.get(request.id) is opened:
-                    self._arrived.append(live)
+                    self._arrived.append((opened, live))
                     self._changed.notify_all()
 
     def _send(self, opened: _Open, event: Event) -> None:
@@ -292,13 +292,15 @@ class Engine:
         with self._changed:
             while (pause := self._pause()) > 0:
                 self._watch.resting()
-                self._changed.wait(None if pause == math.inf else pause)
-            arrived, self._arrived = self._arrived, []
+                self._changed.wait(pause)
+            # One may have arrived and ended, by its deadline, since the last call.
+            arrived = [each for each in self._arrived if self._open.get(each[0].request.id) is each[0]]
+            self._arrived = []
             leaving, self._leaving = self._leaving, []
-            leaving += [live.request.id for live in arrived if self._open[live.request.id].cancelled]
+            leaving += [opened.request.id for opened, _ in arrived if opened.cancelled]
         if self._broken is not None:
             return False
-        for live in arrived:
+        for _, live in arrived:
             self._loop.add(live)
         for request_id in leaving:
             if not self._loop.cancel(request_id):
@@ -314,7 +316,7 @@ class Engine:
         if self._arrived or self._leaving or self._probes or self._broken:
             return 0.0
         until = min(self._loop.next_step, self._next_deadline)
-        return until - time.monotonic() if until > 0 else 0.0
+        return min(until - time.monotonic(), threading.TIMEOUT_MAX) if until > 0 else 0.0
 
     def _expire(self) -> None:
         """Fail the requests whose deadline has passed, wherever they are."""

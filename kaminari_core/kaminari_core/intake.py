@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import get_args
 
 from kaminari_core.errors import DeadlineError, RequestError
@@ -10,13 +9,17 @@ from kaminari_core.flow import ImagePart, Priority, Request
 from kaminari_core.protocols import ModelShape
 from kaminari_core.sampling import validate
 
+LONGEST_TIMEOUT = 86_400
+"""Seconds. A clock cannot wait for any number of them."""
+
 
 def check_request(request: Request, shape: ModelShape, name: str) -> None:
     """Refuse what can never be served, as far as that can be told without preparing it. Raises RequestError."""
     if request.max_tokens is not None and request.max_tokens < 1:
         raise RequestError(f"max_tokens is {request.max_tokens}, but must be at least 1", param="max_tokens")
-    if request.timeout is not None and not 0 < request.timeout < math.inf:
-        raise RequestError(f"timeout is {request.timeout}, but must be a number of seconds above 0", param="timeout")
+    if request.timeout is not None and not 0 < request.timeout <= LONGEST_TIMEOUT:
+        most = f"{LONGEST_TIMEOUT:,} (a day), or absent"
+        raise RequestError(f"timeout is {request.timeout}, but must be above 0 and at most {most}", param="timeout")
     if request.priority not in get_args(Priority):
         raise RequestError(f"priority is {request.priority!r}; choose interactive or batch", param="priority")
     validate(request.sampling, shape.vocabulary)

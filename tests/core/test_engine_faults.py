@@ -118,7 +118,57 @@ def test_an_id_is_free_again_while_its_late_first_owner_is_still_prepared() -> N
         assert _settled(engine)
 
 
-@pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan"), float("inf")])
+class Held(EchoModel):
+    """Prepares what says so only when it is told to."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.go = threading.Event()
+
+    def prepare(self, request: Request) -> Prepared:
+        if request.messages[-1].parts == (TextPart("held"),):
+            assert self.go.wait(10)
+        return super().prepare(request)
+
+
+def test_a_request_that_is_prepared_just_as_its_deadline_passes_harms_nobody() -> None:
+    """Two deadlines have passed when the engine looks; the second request is prepared while the first one is told so."""
+
+    def dwell(event: Event) -> None:
+        time.sleep(0.3)
+
+    config = _config(prepare_threads=3)
+    model = Held(config)
+    ends: list[Event] = []
+
+    def tell(event: Event) -> None:
+        ends.append(event)
+        model.go.set()
+        time.sleep(0.1)
+
+    with _engine(model, config) as engine:
+        engine.submit(_ask(""), dwell)
+        for _ in range(2):
+            engine.submit(_ask("held", timeout=0.1), tell)
+        while len(ends) < 2:
+            time.sleep(0.001)
+        assert [type(end) for end in ends] == [Failed, Failed]
+        assert engine.generate(_ask("next")).text == "next"
+        assert _settled(engine)
+
+
+def test_whatever_a_scheduler_answers_can_be_waited_for() -> None:
+    config = _config(batch_window=1e300)
+    with _engine(EchoModel(config), config, MicrobatchScheduler) as engine:
+        alone = Collected(engine, [_ask("a")])
+        time.sleep(0.1)
+        assert engine.alive
+        company = Collected(engine, [_ask("b") for _ in range(3)])
+        assert alone.texts() + company.texts() == ["a", "b", "b", "b"]
+        engine.close(drain=1e300)
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan"), float("inf"), 86_401, 1e308, 10**400])
 def test_a_timeout_that_means_nothing_is_refused(timeout: float) -> None:
     config = _config()
     with _engine(EchoModel(config), config) as engine, pytest.raises(RequestError) as caught:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import threading
 import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
@@ -151,7 +152,7 @@ class SupervisedEngine:
             failed = keeper.state == "failed"
             keeper.state = "closed"
             if not failed:
-                keeper.changed.wait_for(lambda: not keeper.ledger.entries, timeout=drain)
+                keeper.changed.wait_for(lambda: not keeper.ledger.entries, timeout=min(drain, threading.TIMEOUT_MAX))
         keeper.stop()
         keeper.end_all(EngineClosedError(f"the engine {self.name!r} was closed"))
         keeper.child.send(Stop())
