@@ -10,7 +10,6 @@ but accepts only some of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -132,15 +131,17 @@ def logprobs(logits: Tensor, token: int, count: int) -> tuple[float, list[tuple[
 
 def validate(sampling: Sampling, vocabulary: int) -> None:
     """Refuse settings that no row may run with. Raises RequestError with the field's name as its param."""
-    _check_range("temperature", sampling.temperature, 0, math.inf)
+    _check_range("temperature", sampling.temperature, 0, 100)
     _check_range("top_p", sampling.top_p, 0, 1, open_below=True)
-    _check_range("top_k", sampling.top_k, 0, math.inf)
-    _check_range("repetition_penalty", sampling.repetition_penalty, 0, math.inf, open_below=True)
+    _check_range("top_k", sampling.top_k, 0, 2**63 - 1)
+    # Bounds of these two keep scores finite: infinity minus infinity is not a number, and no token would be drawn rightly.
+    _check_range("repetition_penalty", sampling.repetition_penalty, 0.01, 100)
     _check_range("presence_penalty", sampling.presence_penalty, -2, 2)
     _check_range("frequency_penalty", sampling.frequency_penalty, -2, 2)
     if sampling.logprobs is not None:
         _check_range("logprobs", sampling.logprobs, 0, MOST_LOGPROBS)
-    if sampling.seed is not None and sampling.seed not in SEEDS:
+    # Anything else than an int would be searched for in the range, number by number.
+    if sampling.seed is not None and not (type(sampling.seed) is int and sampling.seed in SEEDS):
         raise RequestError(f"seed is {sampling.seed}, but must be a whole number of 64 bits", param="seed")
     for token, value in sampling.logit_bias.items():
         if type(token) is not int or token not in range(vocabulary):
@@ -148,15 +149,11 @@ def validate(sampling: Sampling, vocabulary: int) -> None:
                 f"logit_bias names the token {token!r}, but tokens are whole numbers from 0 to {vocabulary - 1}",
                 param="logit_bias",
             )
-        if not math.isfinite(value):
-            raise RequestError(
-                f"logit_bias of token {token} is {value}, but must be a finite number", param="logit_bias"
-            )
+        _check_range("logit_bias", value, -100, 100)
 
 
 def _check_range(name: str, value: float, least: float, most: float, *, open_below: bool = False) -> None:
-    if math.isfinite(value) and least <= value <= most and not (open_below and value == least):
+    if least <= value <= most and not (open_below and value == least):
         return
     below = "above" if open_below else "at least"
-    above = "" if most == math.inf else f" and at most {most:g}"
-    raise RequestError(f"{name} is {value}, but must be {below} {least:g}{above}", param=name)
+    raise RequestError(f"{name} is {value}, but must be {below} {least:g} and at most {most:g}", param=name)

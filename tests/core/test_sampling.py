@@ -199,17 +199,26 @@ def test_logprobs_are_of_the_unmodified_logits() -> None:
         ({"temperature": -0.1}, "temperature"),
         ({"temperature": math.nan}, "temperature"),
         ({"temperature": math.inf}, "temperature"),
+        ({"temperature": 1e308}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
         ({"top_p": 0.0}, "top_p"),
         ({"top_p": 1.01}, "top_p"),
         ({"top_p": math.nan}, "top_p"),
         ({"top_k": -1}, "top_k"),
+        ({"top_k": 10**400}, "top_k"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty"),
+        ({"repetition_penalty": 1e300}, "repetition_penalty"),
+        ({"repetition_penalty": math.nan}, "repetition_penalty"),
         ({"repetition_penalty": -1.0}, "repetition_penalty"),
         ({"presence_penalty": 2.1}, "presence_penalty"),
         ({"frequency_penalty": -2.1}, "frequency_penalty"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": 10**400}, "logprobs"),
         ({"seed": 2**64}, "seed"),
+        ({"seed": 1.5}, "seed"),
+        ({"seed": True}, "seed"),
         ({"seed": -(2**63) - 1}, "seed"),
         ({"logit_bias": {VOCABULARY: 1.0}}, "logit_bias"),
         ({"logit_bias": {999_999: 5}}, "logit_bias"),
@@ -217,8 +226,11 @@ def test_logprobs_are_of_the_unmodified_logits() -> None:
         ({"logit_bias": {"AI": -100}}, "logit_bias"),
         ({"logit_bias": {3.0: -100}}, "logit_bias"),
         ({"logit_bias": {3: math.inf}}, "logit_bias"),
+        ({"logit_bias": {3: math.nan}}, "logit_bias"),
+        ({"logit_bias": {3: 1e39}}, "logit_bias"),
+        ({"logit_bias": {3: -(10**400)}}, "logit_bias"),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
 def test_settings_that_are_refused(settings: dict[str, Any], field: str) -> None:
     with pytest.raises(RequestError, match=field) as caught:
@@ -228,6 +240,7 @@ def test_settings_that_are_refused(settings: dict[str, Any], field: str) -> None
 
 def test_the_ends_of_the_ranges_are_accepted() -> None:
     validate(Sampling(), VOCABULARY)
+    validate(Sampling(temperature=100, top_k=2**63 - 1, repetition_penalty=100), VOCABULARY)
     validate(
         Sampling(temperature=2.0, top_p=1.0, top_k=VOCABULARY, seed=2**64 - 1, repetition_penalty=0.01, presence_penalty=-2,
                  frequency_penalty=2, logit_bias={0: -100, VOCABULARY - 1: 100}, logprobs=20),
