@@ -1,0 +1,115 @@
+"""What a process of its own costs: tokens per second of the same engine in this process and in a child, in one run.
+
+    python benchmarks/supervision.py --model qwen3vl --checkpoint tiny --rows 4
+
+Both are open at once and take turns, round after round; medians are compared. Each round decodes `--rows` requests together, past
+end tokens. The larger the model, the smaller the share of what is the same for all: one message per step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import torch
+
+from kaminari_core.bench import machine_facts, versions
+from kaminari_core.config import EngineConfig
+from kaminari_core.flow import Event, Failed, Finished, Message, Request, Result, TextPart
+from kaminari_core.launch import open_engine, open_supervised
+from kaminari_core.progress import silent
+from kaminari_core.registry import load_registry
+from kaminari_core.serving import Serving
+
+
+def decode(engine: Serving, rows: int, tokens: int) -> float:
+    """Tokens per second over all rows from the first token to the end of the last."""
+    ends: list[Result] = []
+    failures: list[Exception] = []
+    done = threading.Event()
+
+    def sink(event: Event) -> None:
+        if isinstance(event, Failed):
+            failures.append(event.error)
+        elif isinstance(event, Finished):
+            ends.append(event.result)
+        if len(ends) + len(failures) == rows:
+            done.set()
+
+    text = TextPart("The quick brown fox jumps over the lazy dog. ")
+    began = time.monotonic()
+    for _ in range(rows):
+        engine.submit(Request((Message("user", (text,)),), max_tokens=tokens, ignore_end=True), sink)
+    done.wait()
+    if failures:
+        raise failures[0]
+    # As the caller sees it, so that what lies between the step and the caller counts.
+    seconds = time.monotonic() - began - min(result.timings.ttft for result in ends)
+    return rows * tokens / seconds
+
+
+def main() -> None:
+    """Measure and print; write JSON with `--out`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen3vl")
+    parser.add_argument("--checkpoint", default="tiny")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=128, help="generated tokens of each request")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--compile", action="store_true", help="compile the decode step of both")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    registry = load_registry()
+    config = EngineConfig(
+        device=options.device, compile=options.compile, slots=options.rows, max_length=512, max_tokens=options.tokens
+    )
+    contenders: dict[str, Callable[..., Serving]] = {"in process": open_engine, "supervised": open_supervised}
+    speeds: dict[str, list[float]] = {name: [] for name in contenders}
+    with ExitStack() as opened:
+        engines = {
+            name: opened.enter_context(closing(opening(registry, options.model, options.checkpoint, config, silent)))
+            for name, opening in contenders.items()
+        }
+        for counted in [False, *[True] * options.rounds]:
+            for name, engine in engines.items():
+                speed = decode(engine, options.rows, options.tokens)
+                if counted:
+                    speeds[name].append(speed)
+    medians = {name: statistics.median(taken) for name, taken in speeds.items()}
+    # Neighbours in time: what else the machine does weighs on both of a round alike.
+    rounds = [ours / plain for plain, ours in zip(*speeds.values(), strict=True)]
+    step = options.rows / medians["in process"]
+    for name, median in medians.items():
+        print(f"{name:12} {median:8.1f} tokens/s")
+    print(
+        f"ratio {statistics.median(rounds):.3f} (rounds {min(rounds):.3f} to {max(rounds):.3f}), step {step * 1000:.2f} ms"
+    )
+    if options.out:
+        report = {
+            "command": " ".join(["python", *sys.argv]),
+            "date": time.strftime("%Y-%m-%d"),
+            "machine": machine_facts(torch.device("cpu")),
+            "versions": versions(),
+            "settings": {
+                name: getattr(options, name) for name in ("model", "checkpoint", "rows", "tokens", "rounds", "compile")
+            },
+            "tokens_per_s": {name: round(median, 1) for name, median in medians.items()},
+            "step_ms": round(step * 1000, 3),
+            "ratio": round(statistics.median(rounds), 4),
+            "ratio_of_rounds": [round(ratio, 4) for ratio in rounds],
+        }
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
