@@ -106,9 +106,10 @@ def run(
     logging.basicConfig(level=log_level.upper(), format="%(levelname)s: %(message)s", stream=sys.stderr)
     drawing = {name: values.pop(name) for name in ("temperature", "top_p", "top_k", "seed")}
     start, stop = values.pop("sampling"), tuple(values.pop("stop"))
-    # Everything that can be wrong with the request is told before a model is loaded.
+    # What can be told without the model is told before it is loaded.
     spec, folder = resolve(registry, model, checkpoint)
     words = _words(spec, prompt, task, bool(images), template)
+    _check_texts({"the PROMPT": words, "--system": system or "", "--stop": "".join(stop)})
     messages = _messages(words, system, images)
     config = _config(messages, values)
     with _opened(registry, spec, folder, config) as engine:
@@ -122,6 +123,8 @@ def run(
 def _words(spec: ModelSpec, prompt: str | None, task: str | None, pictures: bool, template: str | None) -> str:
     """The prompt, or the one that the task stands for."""
     if prompt is not None:
+        if not prompt.strip() and not pictures:
+            raise UsageError("there is nothing to answer: the PROMPT is empty")
         if task is not None:
             raise UsageError("give either --task or a PROMPT, not both")
         if template is not None:
@@ -139,6 +142,15 @@ def _words(spec: ModelSpec, prompt: str | None, task: str | None, pictures: bool
         return fill(task, spec.tasks[task], None if template is None else read_template(template))
     except RequestError as error:
         raise UsageError(f"--template: {error}") from error
+
+
+def _check_texts(texts: Mapping[str, str]) -> None:
+    """Raise UsageError for an argument whose bytes are no UTF-8, which Python hands over as lone surrogates."""
+    for name, text in texts.items():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(f"{name} is not valid Unicode (character {error.start})") from error
 
 
 def read_template(given: str) -> Any:

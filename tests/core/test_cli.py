@@ -272,6 +272,10 @@ def test_the_checkpoints_sampling_is_taken_only_when_asked_for(run: Run, alphabe
     ("arguments", "code", "message"),
     [
         (["--checkpoint", "latin"], 2, "there is nothing to answer: give a PROMPT, or pictures with --image"),
+        (["--checkpoint", "latin", " "], 2, "there is nothing to answer: the PROMPT is empty"),
+        (["--checkpoint", "latin", "ab\udcff"], 2, "the PROMPT is not valid Unicode (character 2)"),
+        (["--checkpoint", "latin", "--system", "\udcff", "x"], 2, "--system is not valid Unicode (character 0)"),
+        (["--checkpoint", "latin", "--stop", "\udcff", "x"], 2, "--stop is not valid Unicode (character 0)"),
         (["--checkpoint", "latin", "--task", "whole", "x"], 2, "either --task or a PROMPT, not both"),
         (["--checkpoint", "latin", "--task", "whale"], 2, "no task of alphabet 'whale'. Did you mean 'whole'?"),
         (["--checkpoint", "latin", "--image", "no/such.png"], 2, "no task of alphabet 'ocr'"),
