@@ -115,12 +115,12 @@ def test_a_request_that_kills_the_process_twice_alone_is_refused(engine: Supervi
 
 def test_killed_while_idle(engine: SupervisedEngine) -> None:
     restarts = engine.health().restarts
-    os.kill(engine._keeper.child.process.pid or 0, signal.SIGKILL)
+    os.kill(engine.process_id or 0, signal.SIGKILL)
     wait_until(lambda: engine.health().restarts > restarts and engine.health().ready)
 
 
 def test_deadlines_and_cancelling_hold_while_there_is_no_process(engine: SupervisedEngine) -> None:
-    os.kill(engine._keeper.child.process.pid or 0, signal.SIGKILL)
+    os.kill(engine.process_id or 0, signal.SIGKILL)
     wait_until(lambda: engine.health().state == "restarting")
     assert not engine.health().ready
     assert "SIGKILL" in (engine.health().reason or "")

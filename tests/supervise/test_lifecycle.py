@@ -53,7 +53,7 @@ def test_it_gives_up_after_failed_starts_and_says_so(start: Start, tmp_path: Pat
     (tmp_path / "order").write_text("die")
     begun = Asked(engine, ask("x" * 800)).begun()
     waiting = [Asked(engine, ask(f"{n}")) for n in range(6)]
-    os.kill(engine._keeper.child.process.pid or 0, signal.SIGKILL)
+    os.kill(engine.process_id or 0, signal.SIGKILL)
     assert begun.text() == "EngineRestartedError"
     for one in waiting:
         error = one.wait()
@@ -109,7 +109,7 @@ from kaminari_core.launch import open_supervised
 from kaminari_core.progress import silent
 from tests.supervise.conftest import registry
 engine = open_supervised(registry(), {str(tmp_path)!r}, None, EngineConfig(device="cpu", compile=False), silent)
-print(engine._keeper.child.process.pid, flush=True)
+print(engine.process_id, flush=True)
 os.kill(os.getpid(), 9)
 """
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False)

@@ -57,6 +57,11 @@ class SupervisedEngine:
         """See Serving. While the child is replaced, requests are taken and wait."""
         return self._keeper.state in ("serving", "restarting")
 
+    @property
+    def process_id(self) -> int | None:
+        """The child's, None while there is none that serves."""
+        return self._keeper.child.process.pid if self._keeper.state == "serving" else None
+
     def submit(self, request: Request, sink: Sink) -> None:
         """See Serving."""
         check_request(request, self.shape, self.name)
