@@ -84,6 +84,14 @@ class Service:
         """Fetch those of the pictures (URLs and places) that are not in the request. Raises as `engine` does, and ImageError."""
         return await self.media.fetch(pictures, most=self.engine(model).config.max_images)
 
+    def failure(self) -> str | None:
+        """Why this server is better started anew, or None: an engine has stopped for good, or fails repeatedly."""
+        for name, engine in self.engines.items():
+            health = engine.health()
+            if health.state == "failed" or health.circuit == "open":
+                return f"the engine of {name!r} failed: {health.reason}"
+        return None
+
     def trouble(self) -> str | None:
         """Why this server should get no traffic, or None."""
         if self.unavailable is not None:

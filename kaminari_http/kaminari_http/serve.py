@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING, Any, get_args
@@ -23,9 +23,12 @@ from kaminari_http.logs import Format, set_up_logging
 if TYPE_CHECKING:
     from kaminari_core.config import EngineConfig
     from kaminari_core.serving import Serving
+    from kaminari_http.app import Service
     from kaminari_http.server import Server
 
 logger = logging.getLogger(__name__)
+FAILURE_SECONDS = 0.5
+"""How often the engines are looked at with --exit-on-failure."""
 
 
 @click.command()
@@ -104,6 +107,11 @@ logger = logging.getLogger(__name__)
     help="Run the engine in the server's own process. Otherwise it has one of its own, which is replaced when it dies or hangs.",
 )
 @option(
+    "--exit-on-failure",
+    is_flag=True,
+    help="End with exit code 1 when an engine has stopped for good or fails repeatedly, for whoever starts the server anew then.",
+)
+@option(
     "--drain-seconds",
     type=click.FloatRange(min=0),
     default=20.0,
@@ -140,6 +148,7 @@ def serve(
     max_body: int,
     warm_up: bool,
     in_process: bool,
+    exit_on_failure: bool,
     drain_seconds: float,
     log_level: str,
     log_format: Format,
@@ -163,11 +172,14 @@ def serve(
     # The port first: whether it can be had is known at once, a model takes its time to load.
     with closing(listen(host, port)) as listener, _ended_by_signals():
         set_up_logging(log_level, log_format)
-        from kaminari_http.app import loading_app
+        from kaminari_http.app import build_app, loading_app
 
         with Server(loading_app(app_config), listener) as server, ExitStack() as opened:
             engines = _open_engines(registry, wanted, config, opened, warm_up=warm_up, in_process=in_process)
-            _serve_until_stopped(registry, engines, server, app_config, drain_seconds)
+            app = build_app(engines, registry.routes(engines), app_config)
+            server.app = app
+            click.echo(f"kaminari serves {', '.join(engines)} at {server.url}")
+            _wait(server, app.state.service, drain_seconds, exit_on_failure=exit_on_failure)
 
 
 Wanted = tuple[str, str | None, str | None]
@@ -219,23 +231,19 @@ def _open_engines(
     return engines
 
 
-def _serve_until_stopped(
-    registry: Registry, engines: Mapping[str, Serving], server: Server, config: AppConfig, drain_seconds: float
-) -> None:
-    from kaminari_http.app import build_app
-
-    app = build_app(engines, registry.routes(engines), config)
+def _wait(server: Server, service: Service, drain_seconds: float, *, exit_on_failure: bool) -> None:
+    """Serve until a signal comes, then let running requests finish. Raises EngineError for an end that nobody asked for."""
     try:
-        server.app = app
-        click.echo(f"kaminari serves {', '.join(engines)} at {server.url}")
-        server.wait()
+        while not server.wait(FAILURE_SECONDS if exit_on_failure else None):
+            if reason := service.failure():
+                raise EngineError(f"{reason} (--exit-on-failure)")
         raise EngineError("the HTTP server ended by itself; the log says why")
     except KeyboardInterrupt:
         logger.info("shutting down; running requests may go on for %g s", drain_seconds)
-        app.state.service.unavailable = "The server is shutting down."
+        service.unavailable = "The server is shutting down."
         # Together, so that the limit holds for all of them; and without waiting for the threads when a second signal comes.
-        pool = ThreadPoolExecutor(len(engines))
-        for draining in [pool.submit(engine.close, drain_seconds) for engine in engines.values()]:
+        pool = ThreadPoolExecutor(len(service.engines))
+        for draining in [pool.submit(engine.close, drain_seconds) for engine in service.engines.values()]:
             draining.result()
         logger.info("stopped")
 

@@ -79,10 +79,13 @@ class Server:
         self._server.should_exit = True
         self._thread.join()
 
-    def wait(self) -> None:
-        """Wait until the server ends, which it does not do by itself; a signal's exception ends the wait."""
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the end of the server, up to `timeout` seconds, and return whether it has ended.
+
+        It does not end by itself; a signal's exception ends the wait.
+        """
         # Not Thread.join: Python 3.11 takes a thread for ended when joining it is interrupted, and the last join would not wait.
-        self._ended.wait()
+        return self._ended.wait(timeout)
 
     def _run(self, listener: socket.socket) -> None:
         try:

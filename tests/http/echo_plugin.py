@@ -27,6 +27,17 @@ def load(checkpoint: Path, config: EngineConfig, device: torch.device, progress:
     return SlowEcho(config)
 
 
+class Broken(EchoModel):
+    """Fails at every step."""
+
+    def decode(self, step: Any, cache: Any, layer_call: Any) -> torch.Tensor:
+        raise RuntimeError("no kernel image")
+
+
+def load_broken(checkpoint: Path, config: EngineConfig, device: torch.device, progress: Any) -> EchoModel:
+    return Broken(config)
+
+
 def load_endlessly(checkpoint: Path, config: EngineConfig, device: torch.device, progress: Any) -> EchoModel:
     while True:
         time.sleep(0.01)
@@ -36,5 +47,6 @@ def load_endlessly(checkpoint: Path, config: EngineConfig, device: torch.device,
 def kaminari_models() -> Iterable[ModelSpec]:
     return [
         ModelSpec(name="echo", target="tests.http.echo_plugin:load", model_types=("echo",)),
+        ModelSpec(name="broken", target="tests.http.echo_plugin:load_broken", model_types=("broken",)),
         ModelSpec(name="endless", target="tests.http.echo_plugin:load_endlessly", model_types=("endless",)),
     ]

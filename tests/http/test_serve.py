@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx2
@@ -157,6 +157,22 @@ def test_outlives_its_engines_process(tmp_path: Path) -> None:
         assert httpx2.get(f"{url}/metrics").status_code == 200, "what cannot be served can still be counted"
         assert ask("hello").json()["choices"][0]["message"]["content"] == "hello", "it waits for the new process"
         assert health(url) == 200
+
+
+@pytest.mark.parametrize("options", [["--in-process"], []], ids=["in process", "supervised"])
+def test_exit_on_failure(tmp_path: Path, options: list[str]) -> None:
+    with serve(tmp_path, "broken", "--no-compile", "--exit-on-failure", *options) as (process, url):
+        wait_for_health(url, 200)
+        statuses = []
+        while process.poll() is None and len(statuses) < 50:
+            with suppress(httpx2.TransportError):
+                statuses.append(httpx2.post(f"{url}/generate", json={"prompt": "hi"}, timeout=30).status_code)
+        _, log = process.communicate(timeout=20)
+    assert statuses[0] == 500
+    assert set(statuses) <= {500, 503}
+    assert process.returncode == 1
+    assert "Error: the engine of 'broken' failed: " in log
+    assert "no kernel image" in log
 
 
 def test_drain_has_a_limit(tmp_path: Path) -> None:
