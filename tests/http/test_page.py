@@ -182,9 +182,14 @@ def test_reads_the_receipt(chromium: Chrome, tiny_with_a_key: Running) -> None:
     assert not page.find("run").is_enabled()
     page.find("file").send_keys(str(RECEIPT))
     page.wait_for("pictures", "receipt.png")
+    # What it would cost is told before it is asked.
+    page.wait_for("cost", "tokens")
     page.find("run").click()
     page.wait_for("state", "Done")
     expected = ask(tiny_with_a_key)
+    used = expected["usage"]
+    cost = f"{used['prompt_tokens']} tokens, {used['image_tokens']} of them for the picture; room for "
+    assert page.text("cost") == f"{cost}{1024 - used['prompt_tokens']} more"
     assert page.text("text") == expected["text"]
     assert set((ROOT / "assets" / "receipt.txt").read_text().splitlines()) <= set(page.text("text").splitlines())
     assert page.complaints() == []
