@@ -21,6 +21,7 @@ from kaminari_core.config import EngineConfig
 from kaminari_core.launch import open_engine
 from kaminari_core.progress import silent
 from kaminari_core.registry import load_registry
+from kaminari_core.testing import TinyModel
 from tests.http.echo_plugin import SlowEcho
 from tests.http.serving import Running, Start, running
 
@@ -262,6 +263,29 @@ def test_pictures_are_dropped_pasted_and_removed(chromium: Chrome, tiny_with_a_k
     page.find("run").click()
     page.wait_for("error", "images[1]")
     assert page.text("state") == "Failed"
+
+
+@in_a_browser
+def test_tasks_with_a_template(chromium: Chrome, start: Start) -> None:
+    server = start(TinyModel, max_tokens=4)
+    server.engine.tasks["extract"] = "Fill {template}"
+    page = Page(chromium, server.url)
+    page.wait_for("state", "Ready")
+    page.find("file").send_keys(str(RECEIPT))
+    page.wait_for("pictures", "receipt.png")
+    assert not page.find("template").is_displayed()
+    [chip] = [label for label in page.find("tasks").find_elements("css selector", "label") if label.text == "extract"]
+    chip.click()
+    page.type("template", "{no json")
+    page.find("run").click()
+    page.wait_for("error", "JSON")
+    page.type("template", '{"total": "12"}')
+    page.find("run").click()
+    page.wait_for("error", "template.total")
+    page.type("template", '{"total": ""}')
+    page.find("run").click()
+    page.wait_for("state", "Cut")
+    assert page.text("error") == ""
 
 
 @in_a_browser
