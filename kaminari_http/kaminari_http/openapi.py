@@ -198,6 +198,8 @@ def _schemas(models: list[str]) -> dict[str, Any]:
             required = "model" in schema["required"] if "required" in schema else False
             schema["properties"]["model"] = {"enum": models if required else [*models, None]}
         for key, values in NOT_SUPPORTED.get(name, {}).items():
-            refused = {"enum": [None, *values], "description": "Not supported; other values are refused."}
-            schema["properties"].setdefault(key, refused)
+            schema["properties"][key] = {
+                "enum": [None, *values],
+                "description": "Not supported; other values are refused.",
+            }
     return schemas

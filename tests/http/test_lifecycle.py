@@ -110,6 +110,26 @@ def test_bounded_queue(start: Start, stream: bool) -> None:
     assert server.chat("after").status_code == 200
 
 
+def test_ten_times_what_can_wait(start: Start) -> None:
+    server = start(SlowEcho, slots=2, queue=4)
+    texts = [f"number {index:012}" for index in range(60)]
+
+    def ask(text: str) -> tuple[float, httpx2.Response]:
+        began = time.monotonic()
+        reply = server.chat(text)
+        return time.monotonic() - began, reply
+
+    with ThreadPoolExecutor(60) as pool:
+        replies = list(pool.map(ask, texts))
+    assert {reply.status_code for _, reply in replies} == {200, 429}
+    served = [(text, seconds, reply) for text, (seconds, reply) in zip(texts, replies, strict=True) if reply.is_success]
+    assert len(served) >= 6
+    assert all(reply.json()["choices"][0]["message"]["content"] == text for text, _, reply in served)
+    # At most three rounds of 20 steps are waited for, 0.1 s each, however many ask.
+    assert max(seconds for _, seconds, _ in served) < 5
+    server.settle()
+
+
 def test_choices_are_all_queued_or_none(start: Start) -> None:
     server = start(SlowEcho, slots=1, queue=2)
     assert server.chat("hi", n=8).status_code == 429
@@ -290,6 +310,9 @@ def test_loading_server_is_unhealthy_and_says_why() -> None:
         health = httpx2.get(f"{server.url}/health")
         assert (health.status_code, health.json()["error"]["message"]) == (503, "The model is still loading.")
         assert httpx2.post(f"{server.url}/v1/chat/completions", json=chat_body("x")).status_code == 401
+        # The page is there already, and shows what the other answers say.
+        assert httpx2.get(server.url).headers["content-type"].startswith("text/html")
+        assert httpx2.get(f"{server.url}/health/live").status_code == 200
         keyed = httpx2.post(
             f"{server.url}/v1/chat/completions", json=chat_body("x"), headers={"Authorization": "Bearer k"}
         )

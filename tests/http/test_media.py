@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import base64
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,8 +51,8 @@ def drip(handler: BaseHTTPRequestHandler) -> None:
 
 
 @contextmanager
-def upstream(**answers: Answer) -> Iterator[tuple[str, list[str]]]:
-    """A web server on loopback: its address, and the paths that it was asked for."""
+def upstream(certificate: Path | None = None, **answers: Answer) -> Iterator[tuple[str, list[str]]]:
+    """A web server on loopback, with TLS if there is a certificate: its address, and the paths that it was asked for."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -65,6 +69,10 @@ def upstream(**answers: Answer) -> Iterator[tuple[str, list[str]]]:
                 super().handle()
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -156,6 +164,41 @@ def test_redirects_stay_on_the_list(start: Start) -> None:
             for path in ("loop", "lost"):
                 assert "more than 3 times" in error_of(ask(server, f"http://{host}/{path}"))["message"]
     assert hidden_asked == []
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl, which makes the certificate, is not installed")
+def test_certificates_are_checked(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def certificate(address: str) -> Path:
+        made = tmp_path / f"{address}.pem"
+        names = ["-subj", "/CN=test", "-addext", f"subjectAltName=IP:{address}"]
+        command = [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:P-256",
+            "-nodes",
+            "-days",
+            "2",
+        ]
+        subprocess.run(
+            [*command, *names, "-keyout", made, "-out", tmp_path / "public"], check=True, capture_output=True
+        )
+        made.write_text(made.read_text() + (tmp_path / "public").read_text())
+        return made
+
+    right, other = certificate("127.0.0.1"), certificate("127.0.0.2")
+    with upstream(right, x=send(200)) as (host, _), upstream(other, x=send(200)) as (impostor, asked):
+        server = start(TinyModel, app={"allow_media_hosts": (host, impostor)})
+        assert "certificate" in error_of(ask(server, f"https://{host}/x"))["message"]
+        monkeypatch.setenv("SSL_CERT_FILE", str(right))
+        assert ask(server, f"https://{host}/x").status_code == 200
+        # Trusted, but of another address.
+        monkeypatch.setenv("SSL_CERT_FILE", str(other))
+        assert "certificate" in error_of(ask(server, f"https://{impostor}/x"))["message"]
+    assert asked == []
 
 
 @pytest.mark.parametrize(

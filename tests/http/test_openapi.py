@@ -33,6 +33,8 @@ def test_is_valid_and_served(echo: Running) -> None:
     made = echo.http.get("/openapi.json").json()
     assert list(OpenAPIV31SpecValidator(made).iter_errors()) == []
     assert made["components"]["schemas"]["ChatRequest"]["properties"]["model"] == {"enum": ["echo"]}
+    refused = made["components"]["schemas"]["ResponsesRequest"]["properties"]
+    assert (refused["store"]["enum"], refused["max_tokens"]["enum"]) == ([None, False], [None])
     assert "securitySchemes" not in made["components"]
 
 
