@@ -211,6 +211,10 @@ class Token:
     logprob: float | None = None
     top: tuple[Alternative, ...] = ()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Sent between processes at every step, where what a dataclass with slots does by itself is slow.
+        return Token, (self.id, self.text, self.bytes, self.logprob, self.top)
+
 
 @dataclass(frozen=True, slots=True)
 class Usage:
@@ -284,6 +288,10 @@ class Delta:
     request_id: str
     text: str
     tokens: tuple[Token, ...]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # See Token.
+        return Delta, (self.request_id, self.text, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ def fail() -> None:
     raise RuntimeError("as asked")
 
 
-FAULTS = {
+FAULTS: Mapping[str, Callable[[], object]] = {
     "lock": hang_with_the_lock,
     "hang": hang_without_the_lock,
     "exit": lambda: os._exit(3),
