@@ -19,11 +19,14 @@ from kaminari_core.errors import (
     EngineRestartedError,
     EngineUnhealthyError,
     KaminariError,
+    PoisonError,
     QueueFullError,
     RequestError,
 )
 
 STATUS_OF_CODE = {"model_not_found": 404, "body_too_large": 413, "unsupported_media_type": 415}
+FINAL = {"X-Should-Retry": "false"}
+"""OpenAI's clients send a request again by themselves after 5xx. One that set itself a limit, or kills engines, must not be."""
 CODE_OF_STATUS = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed"}
 
 
@@ -79,8 +82,9 @@ def failure_of(error: Exception) -> Failure:
         case EngineUnhealthyError() | EngineRestartedError():
             return unavailable(str(error), error.code)
         case DeadlineError():
-            # OpenAI's clients send a request again by themselves after a 504, which nobody who set a limit wants.
-            return Failure(504, ErrorBody(str(error), "server_error", None, error.code), {"X-Should-Retry": "false"})
+            return Failure(504, ErrorBody(str(error), "server_error", None, error.code), FINAL)
+        case PoisonError():
+            return Failure(500, ErrorBody(str(error), "server_error", None, error.code), FINAL)
         case ClientGoneError():
             # The status that nginx logs for this; it is only seen in our own log.
             return Failure(499, ErrorBody(str(error), "client_closed_request"))
