@@ -6,6 +6,7 @@ code, for plugins' commands as well. Nothing here imports torch, so that `kamina
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -43,9 +44,13 @@ class Program(click.Group):
             click.echo("interrupted", err=True)
             raise click.exceptions.Exit(INTERRUPTED) from None
         except BrokenPipeError:
-            # What is still buffered has no reader; without this the interpreter reports it once more when it ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _abandon_stdout()
             raise click.exceptions.Exit(CLOSED_PIPE) from None
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            _abandon_stdout()
+            raise click.ClickException(f"the output cannot be written: {error.strerror}") from error
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -57,6 +62,11 @@ class Program(click.Group):
             registry = ctx.find_object(Registry)
             assert registry is not None, "the program is made for a registry"
             raise click.UsageError(error.message + registry.broken_summary().rstrip(), ctx) from error
+
+
+def _abandon_stdout() -> None:
+    """Drop what is still buffered; otherwise the interpreter reports once more, when it ends, that it cannot be written."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def program(registry: Registry) -> Program:

@@ -2,7 +2,7 @@
 
     Request -> prepare (worker thread) -> Prepared -> admitted to a slot -> Live -> Delta ... -> Finished(Result) | Failed(error)
 
-Everything here but `Live` is frozen and picklable, so that a front end may live in another process. `Live` (in `loop.py`) is
+Everything here but `Live` is frozen and picklable, so that a front end may live in another process. `Live` (in `live.py`) is
 the engine's own mutable record of a request that holds a slot.
 """
 

@@ -353,6 +353,15 @@ def test_a_reader_that_leaves_ends_the_run_quietly(endless: subprocess.Popen[byt
     assert endless.stderr.read() == b""
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
+def test_a_full_disk_is_one_clear_line(outside_environment: dict[str, str]) -> None:
+    command = [*KAMINARI, "models"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=outside_environment, text=True)
+    assert done.stderr == "Error: the output cannot be written: No space left on device\n"
+    assert done.returncode == 1
+
+
 def test_the_length_of_the_cache_suits_the_request() -> None:
     from kaminari_core.commands_run import needed_length
     from kaminari_core.flow import ImagePart, Message, TextPart
