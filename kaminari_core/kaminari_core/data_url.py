@@ -1,7 +1,7 @@
-"""`data:` URLs (RFC 2397) -> bytes, the only kind of URL that pictures arrive in.
+"""`data:` URLs (RFC 2397) -> bytes, the only kind of URL that the core takes pictures in.
 
-Clients write these in many ways; what is clear is accepted, what is not is refused with the part that is wrong. Nothing is ever
-fetched and no path is opened: a server that follows its clients' addresses reads what they may not.
+Clients write these in many ways; what is clear is accepted, what is not is refused with the part that is wrong. Nothing is
+fetched here and no path is opened: a server that follows its clients' addresses reads what they may not.
 """
 
 from __future__ import annotations
