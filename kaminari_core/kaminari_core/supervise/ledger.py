@@ -1,10 +1,10 @@
 """The parent's book of requests: where each one is, and what becomes of it when the child ends.
 
-    held ──dispatch──> sent ─> preparing ─> prepared ─> started ──> ended: told the caller
-      ^                 │          │            │          │
-      └── never begun ──┴──────────│────────────┘          │  the child ended:
-          run alone, one by one <──┴── no token yet ───────┤
-          ended with an error    <──── tokens were sent ───┘
+    held --dispatch--> sent -> preparing -> prepared -> started --> ended: told the caller
+      ^                 |          |            |          |
+      +-- never begun --+----------|------------+          |  the child ended:
+          run alone, one by one <--+-- no token yet -------+
+          ended with an error    <---- tokens were sent ---+
 
 What was in the child's hands (preparing, started) may be what killed it. Those without a token are run again one by one, with
 nothing else in the child, so that the one that kills it again is known; twice alone, and it is refused.
