@@ -17,6 +17,7 @@ from kaminari_http.logs import FIELDS, JsonFormatter
 from tests.http.echo_plugin import SlowEcho
 from tests.http.serving import Running, Start, chat_body
 from tests.http.test_bad_requests import error_of
+from tests.http.test_lifecycle import wait_until
 from tests.http.test_native import events_of
 
 LONG = "x" * 400  # two seconds of a SlowEcho
@@ -104,6 +105,7 @@ def test_json_lines(start: Start) -> None:
         server.post("/generate", {"prompt": "a secret"}, headers={"X-Request-Id": "find-me"})
         server.http.get("/no%0Awhere")
         server.chat("a secret", timeout=0.001)
+        wait_until(lambda: stream.getvalue().count('"status"') == 4)
     finally:
         log.removeHandler(handler)
         log.setLevel(level)

@@ -18,6 +18,7 @@ from kaminari_http.app import build_app, routes
 from kaminari_http.config import AppConfig
 from kaminari_http.server import Server, listen
 from tests.http.serving import Running, Start, chat_body, open_engine, raw_connection, running
+from tests.http.test_lifecycle import wait_until
 
 PATHS = [
     ("GET", "/v1/models"),
@@ -91,6 +92,8 @@ def test_request_ids_are_in_the_log(echo: Running, caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.INFO, "kaminari_http"):
         echo.post("/generate", {"prompt": "x"}, headers={"X-Request-Id": "find-me"})
         echo.http.get("/a%0Aforged%20line", headers={"X-Request-Id": "find-me-too"})
+        # A line is written when its answer is out.
+        wait_until(lambda: "find-me-too" in caplog.text)
     lines = [record.getMessage() for record in caplog.records]
     assert any("find-me" in line and "end_token" in line for line in lines)
     assert any("find-me-too" in line and "404" in line for line in lines)

@@ -20,7 +20,7 @@ from kaminari_core.testing import TinyModel
 from tests.http.serving import Running, Start, picture, picture_message, raw_connection
 from tests.http.test_native import events_of
 
-SECONDS = float(os.environ.get("KAMINARI_SOAK_SECONDS", "8"))
+SECONDS = float(os.environ.get("KAMINARI_SOAK_SECONDS", "6"))
 CLIENTS = 5
 MALFORMED: list[Any] = [
     {"messages": 3},
