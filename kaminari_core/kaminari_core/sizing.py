@@ -21,6 +21,9 @@ from kaminari_core.errors import ImageError, UsageError
 LARGEST_RATIO = 200
 """The reference resize refuses a picture whose longer side is more than this many times the shorter one."""
 
+WORTHWHILE = 1.1
+"""How much longer the sides of a shrunk picture must become for a canvas of twice the tokens to be taken."""
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -66,19 +69,24 @@ def closest_grid(width: int, height: int, tokens: int) -> tuple[int, int]:
 
 
 def bucket(width: int, height: int, unit: int, min_tokens: int, max_tokens: int, *, name: str = "image") -> Layout:
-    """Letterbox a picture onto the smallest canvas of the ladder that holds it, else shrink it onto the largest.
+    """Letterbox a picture onto the smallest canvas of the ladder that holds it, else onto the one that shrinks it least.
 
     For each budget of `budgets` the canvas is `closest_grid` times `unit`. A picture that fits keeps its size, except that
     one with fewer than min_tokens * unit**2 pixels is enlarged to that area as far as its canvas allows: the models were never
-    trained below it. The aspect ratio is kept up to rounding and the picture is centred; a spare odd pixel goes right and
-    below. Raises ImageError, with `name` as its param, when shrinking would leave less than half a pixel of one side.
+    trained below it. Where nothing holds it, a larger canvas has to be worth its tokens (`WORTHWHILE`): the best grid of 512 is
+    1 : 2, so a large square picture keeps the same pixels, at half the cost, on 256. The aspect ratio is kept up to rounding and
+    the picture is centred; a spare odd pixel goes right and below. Raises ImageError, with `name` as its param, when shrinking
+    would leave less than half a pixel of one side.
     """
+    scale = 0.0
     for budget in budgets(min_tokens, max_tokens):
-        rows, columns = closest_grid(width, height, budget)
-        canvas = columns * unit, rows * unit
-        if width <= canvas[0] and height <= canvas[1]:
+        grid = closest_grid(width, height, budget)
+        reached = min(grid[1] * unit / width, grid[0] * unit / height)
+        if reached >= 1 or reached > WORTHWHILE * scale:
+            scale, (rows, columns) = reached, grid
+        if reached >= 1:
             break
-    scale = min(canvas[0] / width, canvas[1] / height)
+    canvas = columns * unit, rows * unit
     if scale >= 1:
         scale = min(scale, max(1.0, math.sqrt(min_tokens * unit**2 / (width * height))))
     if min(width, height) * scale < 0.5:

@@ -75,7 +75,8 @@ def test_closest_grid_is_closest_in_the_logarithm(width: int, height: int, token
         ((100, 100), (256, 256), (0, 0, 256, 256), (8, 8)),  # enlarged to the least area the model knows
         ((1, 1), (256, 256), (0, 0, 256, 256), (8, 8)),
         ((2000, 1000), (1024, 512), (0, 0, 1024, 512), (16, 32)),  # shrunk onto the largest
-        ((1000, 999), (1024, 512), (255, 0, 513, 512), (16, 32)),  # 512 tokens have no square grid
+        ((1000, 999), (512, 512), (0, 0, 512, 511), (16, 16)),  # 512 tokens have no square grid: no pixel more for them
+        ((1000, 1414), (512, 1024), (0, 150, 512, 724), (32, 16)),  # twice the tokens make a page 1.41 times as long
         ((300, 299), (512, 512), (106, 106, 300, 299), (16, 16)),
     ],
 )
@@ -104,9 +105,11 @@ def test_bucket_keeps_its_promises(unit: int, least: int, most: int) -> None:
         if width * height >= least * unit**2:
             assert fitted_width <= width
             assert fitted_height <= height
-        if layout.tokens < budgets(least, most)[-1]:
-            assert fitted_width >= width
-            assert fitted_height >= height
+        scale = min(layout.canvas[0] / width, layout.canvas[1] / height)
+        if scale < 1:
+            larger = [closest_grid(width, height, tokens) for tokens in budgets(least, most) if tokens > layout.tokens]
+            for rows, columns in larger:
+                assert min(columns * unit / width, rows * unit / height) <= min(1, 1.1 * scale) + 1e-9
 
 
 def test_bucket_takes_the_smallest_canvas_that_holds() -> None:
