@@ -3,13 +3,15 @@
     python benchmarks/supervision.py --model qwen3vl --checkpoint tiny --rows 4
 
 Both are open at once and take turns, round after round; medians are compared. Each round decodes `--rows` requests together, past
-end tokens. The larger the model, the smaller the share of what is the same for all: one message per step.
+end tokens. The larger the model, the smaller the share of what is the same for all: one message per step. Where other work takes
+turns on the same cores, wall-clock time is mostly that; processor time of the process that decodes is compared as well.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import threading
@@ -27,6 +29,7 @@ from kaminari_core.launch import open_engine, open_supervised
 from kaminari_core.progress import silent
 from kaminari_core.registry import load_registry
 from kaminari_core.serving import Serving
+from kaminari_core.supervise.engine import SupervisedEngine
 
 
 def decode(engine: Serving, rows: int, tokens: int) -> float:
@@ -55,12 +58,19 @@ def decode(engine: Serving, rows: int, tokens: int) -> float:
     return rows * tokens / seconds
 
 
+def processor_seconds(pid: int | None) -> float:
+    """What the threads of a process have spent on a processor (Linux counts it in nanoseconds)."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
 def main() -> None:
     """Measure and print; write JSON with `--out`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen3vl")
     parser.add_argument("--checkpoint", default="tiny")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=128, help="generated tokens of each request")
     parser.add_argument("--rounds", type=int, default=9)
@@ -71,10 +81,16 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     registry = load_registry()
     config = EngineConfig(
-        device=options.device, compile=options.compile, slots=options.rows, max_length=512, max_tokens=options.tokens
+        device=options.device,
+        dtype=options.dtype,
+        compile=options.compile,
+        slots=options.rows,
+        max_length=512,
+        max_tokens=options.tokens,
     )
     contenders: dict[str, Callable[..., Serving]] = {"in process": open_engine, "supervised": open_supervised}
     speeds: dict[str, list[float]] = {name: [] for name in contenders}
+    spent: dict[str, list[float]] = {name: [] for name in contenders}
     with ExitStack() as opened:
         engines = {
             name: opened.enter_context(closing(opening(registry, options.model, options.checkpoint, config, silent)))
@@ -82,17 +98,24 @@ def main() -> None:
         }
         for counted in [False, *[True] * options.rounds]:
             for name, engine in engines.items():
+                pid = engine.process_id if isinstance(engine, SupervisedEngine) else os.getpid()
+                before = processor_seconds(pid)
                 speed = decode(engine, options.rows, options.tokens)
                 if counted:
                     speeds[name].append(speed)
+                    spent[name].append((processor_seconds(pid) - before) / options.tokens)
     medians = {name: statistics.median(taken) for name, taken in speeds.items()}
     # Neighbours in time: what else the machine does weighs on both of a round alike.
     rounds = [ours / plain for plain, ours in zip(*speeds.values(), strict=True)]
     step = options.rows / medians["in process"]
+    processor = [plain / ours for plain, ours in zip(*spent.values(), strict=True)]
     for name, median in medians.items():
         print(f"{name:12} {median:8.1f} tokens/s")
     print(
         f"ratio {statistics.median(rounds):.3f} (rounds {min(rounds):.3f} to {max(rounds):.3f}), step {step * 1000:.2f} ms"
+    )
+    print(
+        f"processor time: ratio {statistics.median(processor):.3f} (rounds {min(processor):.3f} to {max(processor):.3f})"
     )
     if options.out:
         report = {
@@ -105,6 +128,11 @@ def main() -> None:
             },
             "tokens_per_s": {name: round(median, 1) for name, median in medians.items()},
             "step_ms": round(step * 1000, 3),
+            "processor_ms_per_step": {
+                name: round(1000 * statistics.median(seconds), 3) for name, seconds in spent.items()
+            },
+            "processor_ratio": round(statistics.median(processor), 4),
+            "processor_ratio_of_rounds": [round(ratio, 4) for ratio in processor],
             "ratio": round(statistics.median(rounds), 4),
             "ratio_of_rounds": [round(ratio, 4) for ratio in rounds],
         }

@@ -344,7 +344,9 @@ class Engine:
     def _fail_open(self, error: KaminariError) -> None:
         for opened in list(self._open.values()):
             self._send(opened, Failed(opened.request.id, error))
-        for probe in self._probes:
+        with self._changed:
+            probes, self._probes = self._probes, []
+        for probe in probes:
             probe.set_exception(error)
 
 

@@ -13,9 +13,15 @@ from kaminari_core.cache import StaticCache
 from kaminari_core.circuit import Circuit
 from kaminari_core.config import EngineConfig
 from kaminari_core.engine import Engine
-from kaminari_core.errors import DeadlineError, EngineError, EngineUnhealthyError, KaminariError, RequestError
+from kaminari_core.errors import (
+    DeadlineError,
+    EngineError,
+    EngineUnhealthyError,
+    KaminariError,
+    RequestError,
+)
 from kaminari_core.flow import Embedded, Event, Failed, Finished, Message, Prepared, Request, Result, TextPart
-from kaminari_core.protocols import Cache, LayerCall, Model, Scheduler, Step
+from kaminari_core.protocols import Cache, LayerCall, Model, Scheduler, Step, Waiting
 from kaminari_core.scheduler import ContinuousScheduler, MicrobatchScheduler
 from kaminari_core.testing import EchoModel, TinyModel
 
@@ -339,6 +345,29 @@ def test_health_says_when_steps_stand_still() -> None:
             time.sleep(0.01)
         assert engine.health().ready
     assert engine.health().state == "closed"
+
+
+class Doomed(ContinuousScheduler):
+    """Takes the engine thread down."""
+
+    def admit(self, waiting: Sequence[Waiting], free: int, running: int, now: float) -> Sequence[str]:
+        time.sleep(0.3)
+        raise RuntimeError("as asked")
+
+
+def test_a_probe_ends_with_the_engine_it_asked() -> None:
+    config = _config()
+    engine = _engine(EchoModel(config), config, Doomed)
+    engine.start()
+    asked = Collected(engine, [_ask("abc")])
+    while engine.stats().waiting == 0:
+        time.sleep(0.001)
+    with pytest.raises(EngineError, match="as asked"):
+        engine.probe()
+    assert asked.texts() == ["EngineError"]
+    assert engine.health().state == "failed"
+    engine.close()
+    engine.close()
 
 
 def test_a_microbatch_is_one_batch_and_says_so() -> None:
