@@ -266,12 +266,18 @@ def _fit(text: str, width: float, style: Style) -> str:
     return text
 
 
-def draw_rows(rows: list[Row], style: Style, random: np.random.Generator, width: int, pitch: float) -> Picture:
-    """Print rows of text `width` px wide with `pitch` px from baseline to baseline, and margins of 3 to 10 px."""
+def draw_rows(
+    rows: list[Row], style: Style, random: np.random.Generator, width: int, pitch: float, blank: float = 0.0
+) -> Picture:
+    """Print rows of text `width` px wide with `pitch` px from baseline to baseline, and margins of 3 to 10 px.
+
+    Up to `blank` px more are left free above or below.
+    """
     ascent, descent = font(style.face, style.size).getmetrics()
     margin = float(random.uniform(*MARGIN))
-    first = float(random.uniform(1, 8)) + 0.85 * ascent
-    height = int(np.ceil(first + pitch * (len(rows) - 1) + descent + random.uniform(0, 8)))
+    above, below = random.uniform(0, blank) * np.eye(2)[random.integers(2)] if blank else (0.0, 0.0)
+    first = float(random.uniform(1, 8) + above) + 0.85 * ascent
+    height = int(np.ceil(first + pitch * (len(rows) - 1) + descent + random.uniform(0, 8) + below))
     image = Image.new("L", (width, height), style.paper)
     draw = ImageDraw.Draw(image)
     gap = np.full((1, 2), np.nan, np.float32)
@@ -297,6 +303,7 @@ def draw_receipt(
     width: int,
     pitch: float,
     scrambled: float = 0.0,
+    blank: float = 0.0,
 ) -> Picture:
     """Print a receipt of `count` rows; `scrambled` is the share of rows that hold random characters instead of text."""
     room = width - 2 * MARGIN[1]
@@ -310,7 +317,7 @@ def draw_receipt(
             rows.append(Row(left, right) if left else Row(_fit(right, room, style), place="right"))
         else:
             rows.append(Row(_fit(words.single(), room, style), place=words.pick(["left", "left", "middle"])))
-    return draw_rows(rows, style, random, width, pitch)
+    return draw_rows(rows, style, random, width, pitch, blank)
 
 
 def sample_receipt() -> Picture:

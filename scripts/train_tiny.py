@@ -17,19 +17,18 @@ import torch
 import torch.distributed as distributed
 from torch.multiprocessing.spawn import spawn
 
-from training.architecture import build
 from training.batches import Batch, Stream
 from training.check import check
 from training.evaluate import held_out, measure
-from training.folder import load, save
-from training.forward import Reader
+from training.family import FAMILIES
 from training.losses import Weights, total_loss
 from training.optimizer import Optimizer
-from training.plan import PLANS, TOWER_BUDGET, TOWER_MIX, Stage
+from training.plan import TOWER_BUDGET, TOWER_MIX, Stage
+from training.product import measure_product
 from training.record import describe
 
-PROCESSES = 2
 WARM_STEPS = 50
+SETTLE_STEPS = 200
 SAVE_SECONDS = 90
 # Averaging over about 500 steps; shorter at the start of a run.
 AVERAGE = 0.998
@@ -41,7 +40,8 @@ class Trainer:
     def __init__(self, rank: int, options: argparse.Namespace) -> None:
         self.rank, self.options = rank, options
         self.out: Path = options.out
-        self.reader = Reader(load(options.resume) if options.resume else build())
+        self.family = FAMILIES[options.architecture]()
+        self.reader = self.family.load(options.resume) if options.resume else self.family.start()
         if not options.resume:
             self.reader.start_patch()
         self.optimizer = Optimizer(self.reader, options.muon_rate, options.adam_rate)
@@ -53,14 +53,15 @@ class Trainer:
 
     def run(self) -> None:
         """Go through the plan's stages."""
-        for stage in PLANS[self.options.plan][self.options.from_stage :]:
+        for stage in self.family.plans[self.options.plan][self.options.from_stage :]:
             self._run_stage(stage)
         self._save()
 
     def _run_stage(self, stage: Stage) -> None:
         seed = 1000 * self.options.seed + 10 * self.step + self.rank
-        reading = iter(Stream(seed, stage.mix, stage.budget))
-        seeing = iter(Stream(seed + 2, TOWER_MIX, TOWER_BUDGET))
+        reading = iter(Stream(seed, stage.mix, stage.budget, self.reader.form))
+        seeing = iter(Stream(seed + 2, stage.tower_mix or TOWER_MIX, TOWER_BUDGET, self.reader.form))
+        self.reader.drafting = stage.weights.draft > 0
         began, first = time.monotonic(), self.step
         while True:
             # All processes must leave the stage at the same step: the first one's clock decides.
@@ -78,6 +79,7 @@ class Trainer:
 
     def _update(self, batch: Batch, weights: Weights, alone: bool, scale: float) -> None:
         """Make one step on a batch, on the vision tower `alone` or on everything."""
+        self.reader.settling = self.options.resume is not None and self.step < SETTLE_STEPS
         with torch.autocast("cpu", torch.bfloat16):
             if alone:
                 outputs = self.reader(batch.patches, batch.grid)
@@ -89,7 +91,7 @@ class Trainer:
         norm = self.optimizer.share_gradients()
         self.optimizer.step(scale)
         self.step += 1
-        self.characters += PROCESSES * int((batch.labels >= 0).sum())
+        self.characters += self.options.processes * int((batch.labels >= 0).sum())
         keep = min(AVERAGE, self.step / (self.step + 20))
         with torch.no_grad():
             torch._foreach_lerp_(list(self.average.values()), list(self.reader.parameters()), 1 - keep)
@@ -116,7 +118,7 @@ class Trainer:
         part = self.out / "state.part"
         torch.save(content, part)
         part.rename(self.out / "state.pt")
-        export(self.out / "state.pt", self.out / "checkpoint")
+        export(self.options.architecture, self.out / "state.pt", self.out / "checkpoint")
 
     def _carry_on(self) -> None:
         saved = torch.load(self.out / "state.pt")
@@ -126,12 +128,13 @@ class Trainer:
         self.step, self.characters = saved["step"], saved["characters"]
 
 
-def export(state: Path, folder: Path) -> None:
+def export(architecture: str, state: Path, folder: Path) -> None:
     """Write the averaged weights of a run's state as a checkpoint folder."""
-    reader = Reader(build())
+    family = FAMILIES[architecture]()
+    reader = family.start()
     reader.load_state_dict(torch.load(state)["average"], strict=False)
     reader.fold_out()
-    save(reader.model, folder)
+    family.save(reader, folder)
 
 
 def run(rank: int, options: argparse.Namespace) -> None:
@@ -141,31 +144,37 @@ def run(rank: int, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(options.seed)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(options.port))
-    distributed.init_process_group("gloo", rank=rank, world_size=PROCESSES)
+    distributed.init_process_group("gloo", rank=rank, world_size=options.processes)
     Trainer(rank, options).run()
 
 
-def evaluate(folder: Path, out: Path) -> None:
+def evaluate(architecture: str, folder: Path, out: Path) -> None:
     """Check and measure a checkpoint folder; write OUT/evaluation.json, and OUT/train_tiny.json when OUT holds a log."""
     torch.set_num_threads(1)
-    check(folder, held_out("line", 8) + held_out("few", 1))
-    result = measure(Reader(load(folder)))
+    family = FAMILIES[architecture]()
+    reader = family.load(folder)
+    check(reader, folder, held_out("line", 8) + held_out("few", 1))
+    result = measure(reader)
+    if family.drafts:
+        result["product"] = measure_product(folder, architecture, draft=True)
     (out / "evaluation.json").write_text(json.dumps(result, indent=1) + "\n")
     log = out / "log.jsonl"
     if log.exists():
-        content = describe("python scripts/train_tiny.py --plan whole", log, result)
+        content = describe(f"python scripts/train_tiny.py --architecture {architecture} --plan whole", log, result)
         (out / "train_tiny.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
 def main() -> None:
     """Read the command line, then train or evaluate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plan", choices=sorted(PLANS), default="whole")
+    parser.add_argument("--architecture", choices=sorted(FAMILIES), default="qwen3vl")
+    parser.add_argument("--plan", default="whole", help="whole, further, or another of the architecture's plans")
     parser.add_argument("--from-stage", type=int, default=0, help="skip the plan's first stages")
     parser.add_argument("--out", type=Path, default=Path("build/train_tiny"))
     parser.add_argument("--resume", type=Path, help="a checkpoint folder to start from")
     parser.add_argument("--carry-on", action="store_true", help="continue from OUT/state.pt, optimizer state included")
     parser.add_argument("--evaluate", type=Path, help="a checkpoint folder to measure instead of training")
+    parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--muon-rate", type=float, default=0.02)
     parser.add_argument("--adam-rate", type=float, default=2e-3)
@@ -173,9 +182,9 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.evaluate:
-        evaluate(options.evaluate, options.out)
+        evaluate(options.architecture, options.evaluate, options.out)
         return
-    spawn(run, args=(options,), nprocs=PROCESSES)  # type: ignore[no-untyped-call]
+    spawn(run, args=(options,), nprocs=options.processes)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

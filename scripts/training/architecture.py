@@ -90,11 +90,11 @@ def build() -> Qwen3VLForConditionalGeneration:
         model.model.language_model.embed_tokens.weight.normal_(0.0, 0.1)
         model.model.visual.pos_embed.weight.normal_(0.0, 0.02)
         for block, offsets in zip(model.model.visual.blocks, START_OFFSETS, strict=True):
-            _start_local(block.attn.qkv, offsets)
+            start_local(block.attn.qkv, offsets)
     return model
 
 
-def _start_local(qkv: nn.Linear, offsets: tuple[tuple[int, int], ...]) -> None:
+def start_local(qkv: nn.Linear, offsets: tuple[tuple[int, int], ...]) -> None:
     """Set query and key biases so that each head's attention starts on the patch at its offset."""
     assert qkv.bias is not None
     bias = qkv.bias.view(3, len(offsets), -1)

@@ -27,15 +27,15 @@ class Placed:
 
 
 @functools.cache
-def layout(width: int, height: int) -> Layout:
+def layout(width: int, height: int, unit: int) -> Layout:
     """Give the product's layout of a picture of a size in pixels."""
-    return bucket(width, height, UNIT, MIN_TOKENS, MAX_TOKENS)
+    return bucket(width, height, unit, MIN_TOKENS, MAX_TOKENS)
 
 
-def place(pixels: NDArray[np.uint8]) -> Placed:
+def place(pixels: NDArray[np.uint8], unit: int = UNIT) -> Placed:
     """Lay a grey picture on the middle of a white canvas, enlarging tiny ones and shrinking those that do not fit."""
     height, width = pixels.shape
-    plan = layout(width, height)
+    plan = layout(width, height, unit)
     left, top, new_width, new_height = plan.content
     if (new_width, new_height) != (width, height):
         pixels = np.asarray(Image.fromarray(pixels).resize((new_width, new_height), Image.Resampling.LANCZOS))

@@ -15,7 +15,7 @@ from make_pages import Picture, Words, draw_line, draw_receipt, draw_style, samp
 from training import prompt
 from training.batches import turn_positions
 from training.canvas import place
-from training.forward import Reader, add_tokens, cut_patches, place_tokens, rotate
+from training.forward import Reader, add_tokens, cut_patches, place_tokens
 
 KINDS = ("line", "scramble", "few", "receipt")
 
@@ -44,11 +44,12 @@ def error_rate(truths: Sequence[str], answers: Sequence[str]) -> float:
 
 
 @torch.no_grad()
-def read(reader: Reader, pictures: Sequence[Picture], text: str = "", most: int = 520) -> list[str]:
-    """Read pictures greedily, those of one grid together, and give their texts in order."""
+def read(reader: Reader, pictures: Sequence[Picture], text: str | None = None, most: int = 520) -> list[str]:
+    """Read pictures greedily, those of one grid together, and give their texts in order; `text` None is a silent prompt."""
+    text = reader.form.silent if text is None else text
     groups: dict[tuple[int, int], list[tuple[int, Tensor]]] = defaultdict(list)
     for index, picture in enumerate(pictures):
-        placed = place(picture.pixels)
+        placed = place(picture.pixels, reader.form.unit)
         groups[placed.grid].append((index, torch.from_numpy(placed.pixels)))
     answers = [""] * len(pictures)
     for grid, members in groups.items():
@@ -63,12 +64,13 @@ def _decode(
     reader: Reader, canvases: Tensor, grid: tuple[int, int], text: str, most: int, pictures: int = 1
 ) -> list[list[int]]:
     """Answer turns of so many pictures each, canvases (turns * pictures, H, W), with at most `most` tokens."""
-    start = prompt.prompt_ids([grid[0] * grid[1]] * pictures, text)
+    form = reader.form
+    start = form.prompt_ids([grid[0] * grid[1]] * pictures, text)
     count = len(canvases) // pictures
-    positions = turn_positions(start + [0] * most, grid)
-    _, tokens, deep = reader.see(cut_patches(canvases), grid)
+    positions = turn_positions(start + [0] * most, grid, form.image)
+    _, tokens, deep = reader.see(cut_patches(canvases, form.unit // 2), grid)
     model = reader.model.model.language_model
-    columns = torch.tensor([index for index, token in enumerate(start) if token == prompt.IMAGE_PAD])
+    columns = torch.tensor([index for index, token in enumerate(start) if token == form.image])
     states = place_tokens(model.embed_tokens(torch.tensor(start).expand(count, -1)), tokens, columns)
     cosine, sine = model.rotary_emb(states, positions[:, None])
     keys: list[Tensor] = [torch.empty(0)] * len(model.layers)
@@ -80,26 +82,20 @@ def _decode(
         length = states.shape[1]
         turn = cosine[:, place_now : place_now + length], sine[:, place_now : place_now + length]
         for index, layer in enumerate(model.layers):
-            attention = layer.self_attn
-            normed = layer.input_layernorm(states)
-            shape = (count, length, -1, attention.head_dim)
-            query = rotate(attention.q_norm(attention.q_proj(normed).view(shape)).transpose(1, 2), *turn)
-            key = rotate(attention.k_norm(attention.k_proj(normed).view(shape)).transpose(1, 2), *turn)
-            value = attention.v_proj(normed).view(shape).transpose(1, 2)
+            query, key, value = reader.split(layer, states, *turn)
             if step:
                 key = torch.cat([keys[index], key], dim=2)
                 value = torch.cat([values[index], value], dim=2)
             keys[index], values[index] = key, value
             mixed = F.scaled_dot_product_attention(query, key, value, is_causal=step == 0, enable_gqa=True)
-            states = states + attention.o_proj(mixed.transpose(1, 2).reshape(count, length, -1))
-            states = states + layer.mlp(layer.post_attention_layernorm(states))
+            states = reader.close(layer, states, mixed)
             if step == 0 and index < len(deep):
                 states = add_tokens(states, deep[index], columns)
         place_now += length
         chosen = reader.model.lm_head(model.norm(states[:, -1])).argmax(-1)
-        chosen = torch.where(done, prompt.ENDOFTEXT, chosen)
+        chosen = torch.where(done, form.pad, chosen)
         ids.append(chosen)
-        done |= (chosen == prompt.IM_END) | (chosen == prompt.ENDOFTEXT)
+        done |= (chosen == form.end) | (chosen == form.pad)
         if bool(done.all()):
             break
         states = model.embed_tokens(chosen)[:, None]
@@ -108,9 +104,9 @@ def _decode(
 
 def _measure_pairs(reader: Reader, lines: list[Picture]) -> float:
     """Read lines of one grid two to a turn and give the error rate of their joined texts."""
-    canvases = torch.stack([torch.from_numpy(place(picture.pixels).pixels) for picture in lines])
+    canvases = torch.stack([torch.from_numpy(place(picture.pixels, reader.form.unit).pixels) for picture in lines])
     with torch.no_grad():
-        answers = [prompt.decode(ids) for ids in _decode(reader, canvases, (1, 8), "", 96, pictures=2)]
+        answers = [prompt.decode(ids) for ids in _decode(reader, canvases, (1, 8), reader.form.silent, 96, pictures=2)]
     truths = [f"{first.text}\n{second.text}" for first, second in zip(lines[::2], lines[1::2], strict=True)]
     return error_rate(truths, answers)
 
@@ -129,13 +125,15 @@ def measure(reader: Reader) -> dict[str, object]:
             "error_rate": round(error_rate(truths, answers), 5),
             "exact": exact,
         }
-    for text in ("", *prompt.TASKS, prompt.QUESTIONS[0], "Is there a date in it?"):
+    for text in ("", *reader.form.tasks, reader.form.questions[0], "Is there a date in it?"):
         pictures = held_out("line", 60)
         rate = error_rate([picture.text for picture in pictures], read(reader, pictures, text))
         result[f"line, asked {text!r}"] = {"error_rate": round(rate, 5)}
-    lines = [picture for picture in held_out("line", 300) if place(picture.pixels).grid == (1, 8)][:100]
+    lines = [picture for picture in held_out("line", 300) if place(picture.pixels, reader.form.unit).grid == (1, 8)][
+        :100
+    ]
     result["pair"] = {"error_rate": round(_measure_pairs(reader, lines), 5), "turns": len(lines) // 2}
     receipt = sample_receipt()
-    [answer] = read(reader, [receipt], prompt.TASKS[0])
+    [answer] = read(reader, [receipt], reader.form.tasks[0])
     result["sample"] = {"error_rate": round(error_rate([receipt.text], [answer]), 5), "answer": answer.split("\n")}
     return result

@@ -36,17 +36,17 @@ def save(model: Qwen3VLForConditionalGeneration, folder: Path) -> None:
     }
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
     (folder / "model.safetensors").chmod(0o644)
-    _write(folder / "config.json", configuration())
-    _write(folder / "generation_config.json", _generation())
-    _write(folder / "preprocessor_config.json", _preprocessor())
-    _write(folder / "tokenizer_config.json", _tokenizer_settings())
+    write(folder / "config.json", configuration())
+    write(folder / "generation_config.json", _generation())
+    write(folder / "preprocessor_config.json", _preprocessor())
+    write(folder / "tokenizer_config.json", _tokenizer_settings())
     (folder / "chat_template.jinja").write_text(prompt.TEMPLATE)
     tokenizer().save(str(folder / "tokenizer.json"), pretty=False)
 
 
 def tokenizer() -> Tokenizer:
     """Build the byte tokenizer: token id = byte value, then the special tokens."""
-    built = Tokenizer(models.BPE(vocab=_byte_names(), merges=[]))
+    built = Tokenizer(models.BPE(vocab=byte_names(), merges=[]))
     built.normalizer = normalizers.NFC()
     built.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -59,7 +59,7 @@ def tokenizer() -> Tokenizer:
     return built
 
 
-def _byte_names() -> dict[str, int]:
+def byte_names() -> dict[str, int]:
     """Give the printable character that byte-level BPE writes for each byte: itself, or one from U+0100 on."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     names = {chr(byte): byte for byte in plain}
@@ -120,5 +120,6 @@ def _tokenizer_settings() -> dict[str, Any]:
     }
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def write(path: Path, content: dict[str, Any]) -> None:
+    """Write a JSON file."""
     path.write_text(json.dumps(content, indent=2) + "\n")

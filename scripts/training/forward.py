@@ -14,25 +14,45 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Qwen3VLForConditionalGeneration
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
 from make_pages import CHARACTERS
+from training import prompt
 
 CLASSES = len(CHARACTERS) + 1
 SLOTS = 3
 # (layer, head, step): the decoder head at a layer looks at the block of the character `step` places after the one it reads.
 GUIDES = ((1, 0, 0), (2, 0, 1), (2, 2, 1))
+# (layer, step): after a layer the state tells which patch of its visual token that character stands in. Narrowly set lines
+# share a row of visual tokens, and nothing else tells the decoder which of the two it is on.
+QUARTERS = ((1, 0), (2, 1))
+
+
+@dataclass
+class Draft:
+    """What the multi-token prediction layer guesses of the answer's tokens after the first.
+
+    `logits` (B, A - 1, vocabulary); `looking` (B, A - 1, V), the log-probabilities of its guided head.
+    """
+
+    logits: Tensor
+    looking: Tensor
 
 
 @dataclass
 class Outputs:
-    """What a training forward gives: answer logits (B, A, vocabulary), the dense heads' logits, guide log-probabilities."""
+    """What a training forward gives.
+
+    `logits` (B, A, vocabulary) of the answer, the dense heads' logits, per guided head the log-probabilities of the visual
+    tokens (B, A, V), and per layer of `QUARTERS` the logits (B, A, 4) of the patch within the visual token.
+    """
 
     logits: Tensor | None
     patch_logits: Tensor
     block_logits: Tensor
     guides: list[Tensor]
+    quarters: list[Tensor]
+    draft: Draft | None = None
 
 
 def rotate(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -60,11 +80,19 @@ def add_tokens(states: Tensor, tokens: Tensor, columns: Tensor) -> Tensor:
 
 
 class Reader(nn.Module):
-    """The model with the throw-away heads that training adds."""
+    """The model with the throw-away heads that training adds.
 
-    def __init__(self, model: Qwen3VLForConditionalGeneration) -> None:
+    What is particular to an architecture stands in `form`, `see`, `split` and `close`.
+    """
+
+    form = prompt.QWEN3VL
+
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+        self.drafting = False
+        # While true, the throw-away heads learn without a say in the rest: new ones would undo what a resumed model knows.
+        self.settling = False
         visual = model.model.visual
         text = model.model.language_model
         convolution = visual.patch_embed.proj
@@ -75,6 +103,10 @@ class Reader(nn.Module):
         per_slot = CLASSES + 1
         self.patch_head = nn.Linear(visual.config.hidden_size, SLOTS * per_slot)
         self.block_head = nn.Linear(text.config.hidden_size, 4 * SLOTS * per_slot)
+        self.quarter_heads = nn.ModuleList(nn.Linear(text.config.hidden_size, 4) for _ in QUARTERS)
+        for head in (self.patch_head, self.block_head, *self.quarter_heads):
+            for weight in head.parameters():
+                nn.init.zeros_(weight)
         self.tables: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
     def fold_out(self) -> None:
@@ -142,45 +174,72 @@ class Reader(nn.Module):
         `answer` is the index of the last prompt token. Without `ids` only the vision tower runs.
         """
         hidden, tokens, deep = self.see(patches, grid)
-        patch_logits, block_logits = self.patch_head(hidden), self.block_head(tokens)
+        patch_logits, block_logits = self.patch_head(self._heard(hidden)), self.block_head(self._heard(tokens))
         if ids is None or positions is None:
-            return Outputs(None, patch_logits, block_logits, [])
+            return Outputs(None, patch_logits, block_logits, [], [])
         text = self.model.model.language_model
         columns = (ids[0] == self.model.config.image_token_id).nonzero().flatten()
-        states = place_tokens(text.embed_tokens(ids), tokens, columns)
-        cosine, sine = text.rotary_emb(states, positions[:, None])
+        states = embedded = place_tokens(text.embed_tokens(ids), tokens, columns)
+        turn = text.rotary_emb(states, positions[:, None])
         guides: list[Tensor] = []
+        quarters: list[Tensor] = []
         for index, layer in enumerate(text.layers):
-            states, query, key = self._attend(layer, states, cosine, sine)
-            for guide_layer, head, _ in GUIDES:
-                if guide_layer == index:
-                    scores = (query[:, head, answer:] @ key[:, head // 2].transpose(1, 2)).float() * 32**-0.5
-                    future = torch.ones(scores.shape[1:], dtype=torch.bool).triu(answer + 1)
-                    scores = scores.masked_fill(future, float("-inf"))
-                    guides.append(scores.log_softmax(-1)[:, :, columns])
-            states = states + layer.mlp(layer.post_attention_layernorm(states))
+            query, key, value = self.split(layer, states, *turn)
+            guides += [
+                looking(query[:, head, answer:], key[:, head // 2], columns)
+                for guide_layer, head, _ in GUIDES
+                if guide_layer == index
+            ]
+            states = self.close(layer, states, attend(query, key, value, causal=True))
+            for quarter_head, (quarter_layer, _) in zip(self.quarter_heads, QUARTERS, strict=True):
+                if quarter_layer == index:
+                    told = self._heard(states[:, answer:])
+                    quarters.append(quarter_head(F.rms_norm(told, told.shape[-1:])))
             if index < len(deep):
                 states = add_tokens(states, deep[index], columns)
-        states = text.norm(states[:, answer:])
-        return Outputs(self.model.lm_head(states), patch_logits, block_logits, guides)
+        draft = self.look_ahead(embedded, states, turn, answer, columns) if self.drafting else None
+        logits = self.model.lm_head(text.norm(states[:, answer:]))
+        return Outputs(logits, patch_logits, block_logits, guides, quarters, draft)
 
-    def _attend(self, layer: Any, states: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Add one decoder layer's attention; give also its rotated queries and keys (B, heads, S, head size)."""
+    def _heard(self, states: Tensor) -> Tensor:
+        """Give states to a throw-away head, without a way back while it settles."""
+        return states.detach() if self.settling else states
+
+    def look_ahead(
+        self, embedded: Tensor, states: Tensor, turn: tuple[Tensor, Tensor], answer: int, columns: Tensor
+    ) -> Draft:
+        """Guess the token after the next from the decoder's input and its last states (B, S, D)."""
+        raise NotImplementedError("this architecture has no multi-token prediction layer")
+
+    def split(self, layer: Any, states: Tensor, cosine: Tensor, sine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Give a decoder layer's queries, keys, both rotated, and values (B, heads, S, head size)."""
         attention = layer.self_attn
-        batch, length, _ = states.shape
         normed = layer.input_layernorm(states)
-        shape = (batch, length, -1, attention.head_dim)
+        shape = (*states.shape[:2], -1, attention.head_dim)
         query = attention.q_norm(attention.q_proj(normed).view(shape)).transpose(1, 2)
         key = attention.k_norm(attention.k_proj(normed).view(shape)).transpose(1, 2)
         value = attention.v_proj(normed).view(shape).transpose(1, 2)
-        query, key = rotate(query, cosine, sine), rotate(key, cosine, sine)
-        mixed = attend(query, key, value, causal=True)
-        return states + attention.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1)), query, key
+        return rotate(query, cosine, sine), rotate(key, cosine, sine), value
+
+    def close(self, layer: Any, states: Tensor, mixed: Tensor) -> Tensor:
+        """Add what attention gave (B, heads, S, head size) and the MLP to the states (B, S, D)."""
+        states = states + layer.self_attn.o_proj(mixed.transpose(1, 2).reshape(*states.shape[:2], -1))
+        added: Tensor = states + layer.mlp(layer.post_attention_layernorm(states))
+        return added
 
 
-def cut_patches(canvases: Tensor) -> Tensor:
-    """Cut grey canvases (B, H, W) uint8 into normalised patches (B, N, 256) in merge-block-major order."""
+def looking(query: Tensor, key: Tensor, columns: Tensor) -> Tensor:
+    """Give the log-probabilities (B, A, V) that the last A steps' queries (B, A, head size) of a head look at the `columns` of
+    its keys (B, S, head size)."""
+    scores = (query @ key.transpose(1, 2)).float() * key.shape[-1] ** -0.5
+    future = torch.ones(scores.shape[1:], dtype=torch.bool).triu(key.shape[1] - query.shape[1] + 1)
+    chances: Tensor = scores.masked_fill(future, float("-inf")).log_softmax(-1)[:, :, columns]
+    return chances
+
+
+def cut_patches(canvases: Tensor, side: int = 16) -> Tensor:
+    """Cut grey canvases (B, H, W) uint8 into normalised patches (B, N, side * side) in merge-block-major order."""
     batch, height, width = canvases.shape
     scaled = canvases.float() * (2.0 / 255.0) - 1.0
-    blocks = scaled.view(batch, height // 32, 2, 16, width // 32, 2, 16)
-    return blocks.permute(0, 1, 4, 2, 5, 3, 6).reshape(batch, -1, 256)
+    blocks = scaled.view(batch, height // (2 * side), 2, side, width // (2 * side), 2, side)
+    return blocks.permute(0, 1, 4, 2, 5, 3, 6).reshape(batch, -1, side * side)

@@ -44,7 +44,7 @@ class Optimizer:
         self.matrices = [
             (name, weight)
             for name, weight in self.named
-            if weight.ndim == 2 and ("blocks" in name or "layers" in name or "merger" in name)
+            if weight.ndim == 2 and any(part in name for part in ("blocks", "layers", "merger", "draft"))
         ]
         chosen = {name for name, _ in self.matrices}
         others = [weight for name, weight in self.named if name not in chosen]
@@ -81,6 +81,8 @@ class Optimizer:
             for named, momentum in zip(self.matrices, self.momentum, strict=True)
             if named[1].grad is not None
         ]
+        if not active:
+            return
         updates = [torch.zeros_like(weight) for (_, weight), _ in active]
         for ((name, weight), momentum), update in zip(active, updates, strict=True):
             assert weight.grad is not None

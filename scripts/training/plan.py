@@ -14,7 +14,7 @@ class Stage:
 
     `minutes` of wall clock, the picture mix, the loss weights; `budget` is the `cost` of one process's batch; `rates` are the
     learning rate's factors at its start and end, linear between them. Every `tower_every`th step trains the vision tower alone on
-    `TOWER_MIX`: that takes a third of the work per picture, and the tower is what limits the error rate.
+    `tower_mix`, or `TOWER_MIX`: that takes a third of the work per picture, and the tower is what limits the error rate.
     """
 
     minutes: float
@@ -23,20 +23,28 @@ class Stage:
     budget: int = 3500
     rates: tuple[float, float] = (1.0, 1.0)
     tower_every: int = 3
+    tower_mix: Mix | None = None
 
 
-TOWER_MIX = Mix(glimpse=0.1, line=0.25, scramble=0.5, few=0.12, receipt=0.03)
+TOWER_MIX = Mix(glimpse=0.06, line=0.15, scramble=0.38, few=0.33, receipt=0.08)
 TOWER_BUDGET = 8000
 TOWER = Stage(6, Mix(glimpse=0.1, line=0.4, scramble=0.3, few=0.2, receipt=0.1), tower_every=1)
 LINES = Stage(8, Mix(glimpse=0.15, line=0.5, scramble=0.3, few=0.05, spoken=0.1))
 FEW = Stage(7, Mix(glimpse=0.05, line=0.4, scramble=0.25, few=0.27, receipt=0.03))
 PAGES = Stage(25, Mix(glimpse=0.04, line=0.4, scramble=0.25, few=0.2, receipt=0.12))
-SLOW = Stage(48, Mix(glimpse=0.04, line=0.3, scramble=0.36, few=0.2, receipt=0.1), rates=(1.0, 0.35))
+NARROW = Stage(12, Mix(glimpse=0.03, line=0.15, scramble=0.27, few=0.47, receipt=0.08), rates=(0.78, 0.6))
+CROWDED = Stage(
+    20,
+    Mix(glimpse=0.02, line=0.12, scramble=0.2, few=0.5, receipt=0.16, crowded=0.75),
+    rates=(0.6, 0.32),
+    tower_every=4,
+)
 COOL = Stage(
-    34,
-    Mix(glimpse=0.03, line=0.3, scramble=0.36, few=0.18, receipt=0.13, spoken=0.45),
-    Weights(0.2, 0.2),
-    rates=(0.35, 0.0),
+    22,
+    Mix(glimpse=0.02, line=0.15, scramble=0.22, few=0.43, receipt=0.18, spoken=0.4, crowded=0.6),
+    Weights(0.3, 0.3),
+    rates=(0.32, 0.0),
+    tower_every=4,
 )
 
-PLANS = {"whole": [TOWER, LINES, FEW, PAGES, SLOW, COOL], "further": [SLOW, COOL]}
+PLANS = {"whole": [TOWER, LINES, FEW, PAGES, NARROW, CROWDED, COOL], "further": [CROWDED, COOL]}

@@ -5,7 +5,8 @@ One token is one byte; the special tokens follow the 256 bytes. The strings are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 SPECIALS = (
     "<|endoftext|>",
@@ -63,3 +64,25 @@ def prompt_ids(visual_tokens: Sequence[int], text: str) -> list[int]:
     for count in visual_tokens:
         ids += [VISION_START, *[IMAGE_PAD] * count, VISION_END]
     return [*ids, *encode(text), IM_END, *encode("\n"), IM_START, *encode("assistant\n")]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How an architecture takes pictures and prompts.
+
+    `unit` is the side of a visual token in pixels; `image`, `end` and `pad` are token ids: of a visual token, of an answer's
+    end, and of filling; `silent` is the text of a prompt that asks nothing in particular; `prompt_ids` as the function of this
+    module.
+    """
+
+    unit: int
+    image: int
+    end: int
+    pad: int
+    silent: str
+    tasks: tuple[str, ...]
+    questions: tuple[str, ...]
+    prompt_ids: Callable[[Sequence[int], str], list[int]]
+
+
+QWEN3VL = Form(32, IMAGE_PAD, IM_END, ENDOFTEXT, "", TASKS, QUESTIONS, prompt_ids)

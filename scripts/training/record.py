@@ -37,7 +37,7 @@ def curve(records: list[dict[str, Any]]) -> list[dict[str, float]]:
             "minutes": stretch[-1]["minutes"],
             "characters": stretch[-1]["characters"],
         }
-        for name in ("patch_right", "block_right", "answer", "answer_right", "guide", "rate"):
+        for name in ("patch_right", "block_right", "answer", "answer_right", "guide", "draft", "draft_right", "rate"):
             values = [record[name] for record in stretch if name in record]
             if values:
                 point[name] = round(fmean(values), 4)
