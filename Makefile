@@ -50,6 +50,7 @@ format: $(VENV)/installed-dev
 ## make docs       write the generated parts of the documents
 docs: $(VENV)/installed-dev
 	$(BIN)/python scripts/make_cli_docs.py
+	$(BIN)/python scripts/make_performance_docs.py
 
 ## make wheels     build the wheel of each package into dist/
 wheels: $(VENV)/installed-dev

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
+import make_performance_docs as performance
 from kaminari_core import hookspecs, protocols
 from kaminari_core.check import pytest_plugin
 from kaminari_core.registry import load_registry
@@ -122,3 +123,9 @@ def test_links_between_documents_lead_somewhere(document: str) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
         if not target.startswith(("http:", "https:")):
             assert ((ROOT / document).parent / target).exists(), target
+
+
+def test_the_figures_are_those_of_the_committed_results() -> None:
+    text = performance.DOCUMENT.read_text(encoding="utf-8")
+    assert "| contender |" in text
+    assert performance.rendered(text) == text
