@@ -72,10 +72,12 @@ def observe(reference: StockGlmOcr, prepared: Prepared, reply: Sequence[int]) ->
 class Formula:
     """The lines of docs/glmocr.md, with complex numbers and an explicit softmax, over the checkpoint's own tensors."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, layer: str = LAYER) -> None:
         tensors = load_file(checkpoint / "model.safetensors")
         self.weights = {
-            name.removeprefix(LAYER).removesuffix(".weight"): value for name, value in tensors.items() if LAYER in name
+            name.removeprefix(layer).removesuffix(".weight"): value.float()
+            for name, value in tensors.items()
+            if layer in name
         }
 
     def norm(self, name: str, x: Tensor) -> Tensor:
