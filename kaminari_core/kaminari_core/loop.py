@@ -25,7 +25,7 @@ from kaminari_core.circuit import Circuit
 from kaminari_core.config import EngineConfig
 from kaminari_core.decode import DecodeCore
 from kaminari_core.draft import Drafter, Gain
-from kaminari_core.errors import EngineError, KaminariError
+from kaminari_core.errors import EngineError, KaminariError, PluginError
 from kaminari_core.flow import Delta, Failed, Finished
 from kaminari_core.live import Live
 from kaminari_core.protocols import Cache, Group, Later, Model, Scheduler, Waiting
@@ -174,6 +174,11 @@ class Loop:
         ids = (answer.ids if isinstance(answer, Group) else answer)[:free]
         if not ids:
             return
+        if len(set(ids)) < len(ids) or not self.waiting.keys() >= set(ids):
+            raise PluginError(
+                f"the scheduler {self._config.scheduler!r} started {', '.join(map(repr, ids))}, but each id must be of a "
+                "request that waits, and be there once"
+            )
         self._watch.starting(ids)
         self.batches += 1
         for request_id in ids:

@@ -65,7 +65,7 @@ class Options(Struct, kw_only=True):
     stop: StopString | StopStrings | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=10)] | None = None
     logit_bias: dict[int, Bias] | None = None
     ignore_eos: bool | None = None
     priority: Priority | None = None

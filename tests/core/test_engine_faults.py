@@ -431,3 +431,24 @@ def test_an_unknown_priority_is_refused() -> None:
     with _engine(EchoModel(config), config) as engine, pytest.raises(RequestError) as caught:
         engine.generate(_ask("a", priority="urgent"))
     assert caught.value.param == "priority"
+
+
+class Wrong:
+    """A scheduler that starts what it is told to, whatever waits."""
+
+    def __init__(self, *ids: str) -> None:
+        self._ids = ids
+
+    def admit(self, waiting: Sequence[Waiting], free: int, running: int, now: float) -> Sequence[str]:
+        """The same ids every time."""
+        return self._ids
+
+
+@pytest.mark.parametrize("ids", [("nobody",), ("first", "first"), ("first", "nobody")])
+def test_a_scheduler_that_starts_what_does_not_wait_is_named(ids: tuple[str, ...]) -> None:
+    config = _config(scheduler="wrong")
+    with _engine(EchoModel(config), config, lambda _: Wrong(*ids)) as engine:
+        [end] = Collected(engine, [_ask("a", id="first")]).wait()
+        assert isinstance(end, EngineError)
+        assert "the scheduler 'wrong' started" in str(end)
+        assert not engine.alive
