@@ -20,7 +20,7 @@ TASKS: Mapping[str, str] = MappingProxyType(
 )
 
 # Short names of checkpoint folders inside this package.
-BUNDLED: Mapping[str, str] = MappingProxyType({})
+BUNDLED: Mapping[str, str] = MappingProxyType({"tiny": "kaminari_glmocr:tiny"})
 
 
 @hookimpl
