@@ -62,6 +62,17 @@ class PatchEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(hidden, channels, frames, patch_size, patch_size))
         self.bias = nn.Parameter(torch.empty(hidden))
 
+    @classmethod
+    def of(cls, convolution: nn.Conv3d) -> PatchEmbedding:
+        """The same embedding as a convolution whose stride equals its kernel, sharing its parameters."""
+        hidden, channels, frames, patch_size, _ = convolution.weight.shape
+        with torch.device("meta"):
+            embedding = cls(channels, frames, patch_size, hidden)
+        assert convolution.bias is not None, "a patch embedding has a bias"
+        embedding.weight = nn.Parameter(convolution.weight, requires_grad=False)
+        embedding.bias = nn.Parameter(convolution.bias, requires_grad=False)
+        return embedding
+
     def forward(self, patches: Tensor) -> Tensor:
         """(patches, channels * frames * height * width) to (patches, hidden), in the dtype of the weights."""
         return F.linear(patches.to(self.weight.dtype), self.weight.flatten(1), self.bias)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from kaminari_core.layers import PatchEmbedding
 from kaminari_core.stock import StockModel, quiet_import
 
 
@@ -19,9 +20,10 @@ def load(checkpoint: Path, device: torch.device, dtype: torch.dtype) -> StockQwe
     with quiet_import():
         from transformers import AutoModelForImageTextToText
 
-        model = AutoModelForImageTextToText.from_pretrained(
-            checkpoint, dtype=dtype, local_files_only=True, fusion_config={"patch_embeddings": True}
-        )
+        model = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=dtype, local_files_only=True)
+    # In this model alone: the library's own fusion would change the class for every later model of the process.
+    tower = model.model.visual
+    tower.patch_embed = PatchEmbedding.of(tower.patch_embed.proj)
     return StockQwen3VL(model.to(device).eval(), _compiling)
 
 

@@ -133,3 +133,11 @@ def test_wrong_arithmetic_is_noticed(
         with pytest.raises(AssertionError, match="tokens differ"):
             assert_same(greedy(model, prepared, STEPS), theirs)
     assert_same(greedy(model, prepared, STEPS), theirs)
+
+
+def test_a_reference_changes_no_later_model_of_the_process(references: dict[str, StockQwen3VL]) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    with torch.device("meta"):
+        fresh = AutoModelForImageTextToText.from_config(references["tiny"]._model.config)
+    assert "model.visual.patch_embed.proj.weight" in fresh.state_dict()
