@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 from collections.abc import Callable
 
 # Before anything imports huggingface_hub: a test that would reach for the hub fails instead.
@@ -18,6 +19,9 @@ from kaminari_core.flow import ImagePart, Message, Part, Request, Role, TextPart
 
 # With more threads than free cores, small matrices are slower by a multiple: the threads wait for each other.
 torch.set_num_threads(1)
+
+# A shell that runs the suite in the background has it ignore Ctrl-C, and so would the programs that tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def png(width: int, height: int, seed: int = 0) -> bytes:
