@@ -31,12 +31,14 @@ def rendered(document: str) -> str:
 
 
 def _bench(result: dict[str, Any]) -> str:
-    lines = [
-        f"| {one['contender']} | {one['rows']} | {one['tokens_per_s']:.2f} | {one['ratio']:.2f} | {one['ttft'] * 1000:.0f} "
-        f"| {one['spread']:.0%} |"
-        for one in result["results"]
-    ]
-    return _table(["contender", "rows", "tokens/s", "ratio", "TTFT ms", "spread"], lines)
+    lines = []
+    for one in result["results"]:
+        accepted = "" if one["acceptance"] is None else f"{one['acceptance']:.0%}"
+        lines.append(
+            f"| {one['contender']} | {one['rows']} | {one['tokens_per_s']:.2f} | {one['ratio']:.2f} "
+            f"| {one['ttft'] * 1000:.0f} | {one['spread']:.0%} | {accepted} |"
+        )
+    return _table(["contender", "rows", "tokens/s", "ratio", "TTFT ms", "spread", "drafts accepted"], lines)
 
 
 def _length_buckets(result: dict[str, Any]) -> str:

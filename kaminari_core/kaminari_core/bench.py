@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import shlex
 import statistics
 import sys
 import threading
@@ -184,7 +185,7 @@ def _name(engine: Engine) -> str:
 def report(engine: Engine, settings: dict[str, Any], medians: Sequence[Median]) -> dict[str, Any]:
     """Everything needed to read the figures later: the command, the machine, the versions, the settings."""
     return {
-        "command": " ".join(["kaminari", *sys.argv[1:]]),
+        "command": shlex.join(["kaminari", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
         "machine": machine_facts(engine.model.device),
         "versions": versions(),
