@@ -30,7 +30,8 @@ def run(name: str, command: list[str], deadline: float, **environment: str) -> d
         )
         code, output = done.returncode, done.stdout + done.stderr
     except subprocess.TimeoutExpired as error:
-        code, output = None, f"{error.stdout or ''}"
+        # Bytes, whatever was asked for: the text is decoded only when a program has ended.
+        code, output = None, bytes(error.stdout or b"").decode("utf-8", "replace")
     shown = [Path(part).name if Path(part).is_absolute() else part for part in command]
     print(f"{name}: {'out of time' if code is None else f'exit {code}'}", flush=True)
     return {
