@@ -127,7 +127,7 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     options = ("--max-length", "3000", "--no-compile", "--drain-seconds", "60")
     with serve(tmp_path, "echo", *options) as (process, url), ThreadPoolExecutor() as pool:
         wait_for_health(url, 200)
-        body = chat_body("x" * 2500, max_tokens=2500)
+        body = chat_body("x" * 40_000, max_tokens=40_000)
         running = pool.submit(httpx2.post, f"{url}/v1/chat/completions", json=body, timeout=30)
         while 'requests_running{model="echo"} 1.0' not in httpx2.get(f"{url}/metrics").text:
             time.sleep(0.01)
@@ -140,13 +140,17 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
 
 
 def test_outlives_its_engines_process(tmp_path: Path) -> None:
-    with serve(tmp_path, "echo", "--no-compile", "--max-length", "600") as (process, url), ThreadPoolExecutor() as pool:
+    with (
+        serve(tmp_path, "echo", "--no-compile", "--max-length", "45000") as (process, url),
+        ThreadPoolExecutor() as pool,
+    ):
         wait_for_health(url, 200)
 
         def ask(text: str, **fields: object) -> httpx2.Response:
             return httpx2.post(f"{url}/v1/chat/completions", json=chat_body(text, **fields), timeout=60)
 
-        running = pool.submit(ask, "x" * 500, max_tokens=500, stream=True)
+        # Long enough not to be over before the process is found and killed, on any machine.
+        running = pool.submit(ask, "x" * 40_000, max_tokens=40_000, stream=True)
         while 'requests_running{model="echo"} 1.0' not in httpx2.get(f"{url}/metrics").text:
             time.sleep(0.01)
         children = Path(f"/proc/{process.pid}/task").glob("*/children")
@@ -176,10 +180,10 @@ def test_exit_on_failure(tmp_path: Path, options: list[str]) -> None:
 
 
 def test_drain_has_a_limit(tmp_path: Path) -> None:
-    options = ("--in-process", "--max-length", "3000", "--no-compile", "--drain-seconds", "0.2")
+    options = ("--in-process", "--max-length", "45000", "--no-compile", "--drain-seconds", "0.2")
     with serve(tmp_path, "echo", *options) as (process, url), ThreadPoolExecutor() as pool:
         wait_for_health(url, 200)
-        body = chat_body("x" * 2500, max_tokens=2500)
+        body = chat_body("x" * 40_000, max_tokens=40_000)
         running = pool.submit(httpx2.post, f"{url}/v1/chat/completions", json=body, timeout=30)
         while 'requests_running{model="echo"} 1.0' not in httpx2.get(f"{url}/metrics").text:
             time.sleep(0.01)
