@@ -124,7 +124,7 @@ def test_two_models_have_an_engine_each(tmp_path: Path) -> None:
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
-    options = ("--max-length", "3000", "--no-compile", "--drain-seconds", "60")
+    options = ("--max-length", "45000", "--no-compile", "--drain-seconds", "60")
     with serve(tmp_path, "echo", *options) as (process, url), ThreadPoolExecutor() as pool:
         wait_for_health(url, 200)
         body = chat_body("x" * 40_000, max_tokens=40_000)
