@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
+import sys
 import time
 from pathlib import Path
 
@@ -65,7 +67,7 @@ class Trainer:
         began, first = time.monotonic(), self.step
         while True:
             # All processes must leave the stage at the same step: the first one's clock decides.
-            spent = torch.tensor((time.monotonic() - began) / (60 * stage.minutes))
+            spent = torch.tensor((time.monotonic() - began) / (60 * stage.minutes * self.options.stretch))
             distributed.broadcast(spent, 0)
             if spent >= 1:
                 return
@@ -158,9 +160,9 @@ def evaluate(architecture: str, folder: Path, out: Path) -> None:
     if family.drafts:
         result["product"] = measure_product(folder, architecture, draft=True)
     (out / "evaluation.json").write_text(json.dumps(result, indent=1) + "\n")
-    log = out / "log.jsonl"
+    log, command = out / "log.jsonl", out / "command.txt"
     if log.exists():
-        content = describe(f"python scripts/train_tiny.py --architecture {architecture} --plan whole", log, result)
+        content = describe(command.read_text().strip(), log, result)
         (out / "train_tiny.json").write_text(json.dumps(content, indent=1) + "\n")
 
 
@@ -170,6 +172,7 @@ def main() -> None:
     parser.add_argument("--architecture", choices=sorted(FAMILIES), default="qwen3vl")
     parser.add_argument("--plan", default="whole", help="whole, further, or another of the architecture's plans")
     parser.add_argument("--from-stage", type=int, default=0, help="skip the plan's first stages")
+    parser.add_argument("--stretch", type=float, default=1.0, help="times the plan's minutes, for a slower or a busy machine")
     parser.add_argument("--out", type=Path, default=Path("build/train_tiny"))
     parser.add_argument("--resume", type=Path, help="a checkpoint folder to start from")
     parser.add_argument("--carry-on", action="store_true", help="continue from OUT/state.pt, optimizer state included")
@@ -184,6 +187,7 @@ def main() -> None:
     if options.evaluate:
         evaluate(options.architecture, options.evaluate, options.out)
         return
+    (options.out / "command.txt").write_text(shlex.join(["python", *sys.argv]) + "\n")
     spawn(run, args=(options,), nprocs=options.processes)  # type: ignore[no-untyped-call]
 
 
