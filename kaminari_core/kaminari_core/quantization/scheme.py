@@ -33,7 +33,7 @@ class Scheme:
     @property
     def levels(self) -> int:
         """The largest code: 15 or 255."""
-        return 2**self.bits - 1
+        return (1 << self.bits) - 1
 
     def fits(self, columns: int) -> bool:
         """Whether a weight of `columns` input features is a whole number of groups."""
