@@ -15,8 +15,11 @@ from kaminari_core.errors import UsageError
 from kaminari_core.registry import Registry
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from kaminari_core.engine import Engine
-    from kaminari_core.protocols import Progress
+    from kaminari_core.protocols import Model, Progress
+    from kaminari_core.specs import ModelSpec
     from kaminari_core.supervise.engine import SupervisedEngine
     from kaminari_core.watch import Watch
 
@@ -41,11 +44,22 @@ def open_engine(
     engine's `config` has `device` and `dtype` resolved, and `max_length` no longer than the model's longest sequence. `watch` is
     told what the engine does. Raises KaminariError; every name is checked before anything is loaded.
     """
-    from kaminari_core.engine import Engine
+    spec, folder = resolve(registry, model, checkpoint)
+    registry.cache(config.cache), registry.scheduler(config.scheduler)
+    loaded, config = load_model(registry, spec, folder, config, progress)
+    engine = engine_over(registry, spec, loaded, config, name, watch=watch)
+    if warm_up and config.compile:
+        engine.warm_up(progress)
+    engine.start()
+    return engine
+
+
+def load_model(
+    registry: Registry, spec: ModelSpec, folder: Path, config: EngineConfig, progress: Progress
+) -> tuple[Model, EngineConfig]:
+    """Load the weights of a model; returns it and the configuration with what depends on it resolved, as `open_engine` says."""
     from kaminari_core.placement import resolve_device, resolve_dtype
 
-    spec, folder = resolve(registry, model, checkpoint)
-    cache_spec, scheduler_spec = registry.cache(config.cache), registry.scheduler(config.scheduler)
     if config.quantizer != "none":
         quantizer = registry.quantizer(config.quantizer)
         raise UsageError(f"the quantizer {quantizer.name!r} is known, but this version loads no quantized weights")
@@ -57,14 +71,26 @@ def open_engine(
     if config.max_length > longest:
         logger.info("max-length is lowered from %d to %d, the model's longest sequence", config.max_length, longest)
         config = dataclasses.replace(config, max_length=longest)
+    return loaded, config
+
+
+def engine_over(
+    registry: Registry,
+    spec: ModelSpec,
+    loaded: Model,
+    config: EngineConfig,
+    name: str | None = None,
+    *,
+    watch: Watch | None = None,
+) -> Engine:
+    """An engine, not started, with a cache and a scheduler of its own over a loaded model. Several may share one model."""
+    from kaminari_core.engine import Engine
+
+    cache_spec, scheduler_spec = registry.cache(config.cache), registry.scheduler(config.scheduler)
     width = 1 if config.draft == "none" else config.draft_tokens + 1
-    cache = cache_spec.load()(loaded.shape, config.slots, config.max_length, device, loaded.dtype, width=width)
+    cache = cache_spec.load()(loaded.shape, config.slots, config.max_length, loaded.device, loaded.dtype, width=width)
     scheduler = scheduler_spec.load()(config)
-    engine = Engine(name or spec.name, loaded, cache, scheduler, config, tasks=spec.tasks, watch=watch)
-    if warm_up and config.compile:
-        engine.warm_up(progress)
-    engine.start()
-    return engine
+    return Engine(name or spec.name, loaded, cache, scheduler, config, tasks=spec.tasks, watch=watch)
 
 
 def open_supervised(
