@@ -12,11 +12,12 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
-
-import torch
+from typing import TYPE_CHECKING, Literal
 
 from kaminari_core.errors import KaminariError
+
+if TYPE_CHECKING:
+    import torch
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Priority = Literal["interactive", "batch"]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from kaminari_core.errors import UsageError
 
+if TYPE_CHECKING:
+    import torch
+
+DTYPES = ("float32", "bfloat16", "float16")
 FLOAT32_BELOW = 1 << 30
 """On a CPU, checkpoints smaller than this many bytes are computed in float32 unless told otherwise."""
 
@@ -19,6 +22,8 @@ def checkpoint_bytes(folder: Path) -> int:
 
 def resolve_device(name: str) -> torch.device:
     """The device that `auto`, `cpu`, `cuda` or `cuda:N` means here. Raises UsageError when there is no such card."""
+    import torch
+
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     try:
@@ -46,10 +51,16 @@ def resolve_device(name: str) -> torch.device:
 
 def resolve_dtype(name: str, device: torch.device, checkpoint: Path) -> torch.dtype:
     """The dtype to compute in. `auto` is bfloat16, or float32 on a CPU for checkpoints smaller than `FLOAT32_BELOW`."""
-    dtypes = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name in dtypes:
-        return dtypes[name]
+    import torch
+
+    dtype: torch.dtype = getattr(torch, dtype_name(name, device.type, checkpoint_bytes(checkpoint)))
+    return dtype
+
+
+def dtype_name(name: str, device: str, size: int) -> str:
+    """The name of the dtype to compute in, on a kind of device, for weight files of `size` bytes. Raises UsageError."""
+    if name in DTYPES:
+        return name
     if name != "auto":
-        raise UsageError(f"dtype is {name!r}; choose auto, {', '.join(dtypes)}")
-    small = checkpoint_bytes(checkpoint) < FLOAT32_BELOW
-    return torch.float32 if device.type == "cpu" and small else torch.bfloat16
+        raise UsageError(f"dtype is {name!r}; choose auto, {', '.join(DTYPES)}")
+    return "float32" if device == "cpu" and size < FLOAT32_BELOW else "bfloat16"

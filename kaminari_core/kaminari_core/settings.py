@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kaminari_core.config import EngineConfig
 from kaminari_core.errors import CheckpointError
 from kaminari_core.flow import Sampling
-from kaminari_core.patches import ImageProcessor
-from kaminari_core.weights import read_json
+from kaminari_core.headers import read_json
+
+if TYPE_CHECKING:
+    from kaminari_core.patches import ImageProcessor
 
 T = TypeVar("T")
 
@@ -41,6 +43,9 @@ class PictureConfig:
 
     def processor(self, config: EngineConfig, *, widen: bool = False) -> ImageProcessor:
         """The image processor with these numbers, under an engine's settings; `widen` as in `sizing.exact`."""
+        # Not above: sizes are read by the memory plan as well, which needs no pixels and waits for no import.
+        from kaminari_core.patches import ImageProcessor
+
         return ImageProcessor(
             patch_size=self.patch_size,
             merge_size=self.merge_size,

@@ -12,7 +12,6 @@ slices read the whole tensor each time.)
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from kaminari_core.errors import CheckpointError
+from kaminari_core.headers import few, listing
+from kaminari_core.headers import read_json as read_json
 from kaminari_core.protocols import Progress
 
 SINGLE_FILE = "model.safetensors"
@@ -33,7 +34,6 @@ INDEX_FILE = "model.safetensors.index.json"
 
 _RUN_BYTES = 32 * 2**20
 _MAPPED_BYTES = 256 * 2**20
-_SHOWN = 5
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 _log = logging.getLogger(__name__)
@@ -147,36 +147,20 @@ def tensor_names(directory: Path) -> frozenset[str]:
     return frozenset(_read_headers(directory))
 
 
-def read_json(directory: Path, name: str) -> dict[str, Any]:
-    """The JSON object in one of a checkpoint's files. Raises CheckpointError when it is missing or is not one."""
-    path = directory / name
-    if not directory.is_dir():
-        raise CheckpointError(f"the checkpoint {directory} is not a directory")
-    if not path.is_file():
-        raise CheckpointError(f"the checkpoint {directory} has no {name}; found: {_listing(directory)}")
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path} is not a JSON file: {error}") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds a JSON {type(value).__name__}, but must hold an object")
-    return value
-
-
 def _files(directory: Path) -> list[Path]:
     """The checkpoint's tensor files: the single file when there is one, else the shards of the index."""
     if (directory / SINGLE_FILE).is_file():
         return [directory / SINGLE_FILE]
     if not (directory / INDEX_FILE).is_file():
         raise CheckpointError(
-            f"the checkpoint {directory} has neither {SINGLE_FILE} nor {INDEX_FILE}; found: {_listing(directory)}. "
+            f"the checkpoint {directory} has neither {SINGLE_FILE} nor {INDEX_FILE}; found: {listing(directory)}. "
             "Only the safetensors format is read"
         )
     files = sorted({directory / str(file) for file in _weight_map(directory).values()})
     gone = [file.name for file in files if not file.is_file()]
     if gone:
         raise CheckpointError(
-            f"{INDEX_FILE} of {directory} names {_few(gone)} that are missing; download the checkpoint again"
+            f"{INDEX_FILE} of {directory} names {few(gone)} that are missing; download the checkpoint again"
         )
     return files
 
@@ -203,7 +187,7 @@ def _read_headers(directory: Path) -> dict[str, _Entry]:
         lost = [f"{name} ({file})" for name, file in _weight_map(directory).items() if name not in entries]
         if lost:
             raise CheckpointError(
-                f"{directory / INDEX_FILE} places tensors in shards that do not have them: {_few(lost)}"
+                f"{directory / INDEX_FILE} places tensors in shards that do not have them: {few(lost)}"
             )
     return entries
 
@@ -260,9 +244,9 @@ def _missing(copies: Iterable[_Copy], expected: Mapping[str, tuple[int, ...]]) -
 
 def _raise_for(directory: Path, plan: _Plan, missing: list[str]) -> None:
     problems = [("missing from it", missing), ("in it that the model does not have", plan.unexpected)]
-    lines = [f"{len(names)} tensors are {where}: {_few(names)}" for where, names in problems if names]
+    lines = [f"{len(names)} tensors are {where}: {few(names)}" for where, names in problems if names]
     if plan.wrong:
-        lines.append(f"{len(plan.wrong)} tensors do not fit: {_few(plan.wrong)}")
+        lines.append(f"{len(plan.wrong)} tensors do not fit: {few(plan.wrong)}")
     if lines:
         raise CheckpointError(f"the checkpoint {directory} is not what its config.json describes: " + "; ".join(lines))
 
@@ -346,12 +330,3 @@ def _bytes(entry: _Entry) -> int:
     for length in entry.shape:
         size *= length
     return size
-
-
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
-
-
-def _listing(directory: Path) -> str:
-    return _few(sorted(path.name for path in directory.iterdir())) or "nothing"
