@@ -28,12 +28,13 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """One stored tensor: its file, shape and type as the safetensors format names it (`BF16`)."""
+    """One stored tensor: its file, shape, type as the safetensors format names it (`BF16`), and its first byte in the file."""
 
     name: str
     file: Path
     shape: tuple[int, ...]
     dtype: str
+    offset: int
 
     @property
     def elements(self) -> int:
@@ -81,7 +82,7 @@ def read_header(file: Path) -> dict[str, TensorHeader]:
             text = stream.read(size) if size <= LONGEST_HEADER else b""
         table = json.loads(text)
         entries = {name: entry for name, entry in table.items() if name != "__metadata__"}
-        tensors = {name: _tensor(name, file, entry) for name, entry in entries.items()}
+        tensors = {name: _tensor(name, file, entry, 8 + size) for name, entry in entries.items()}
         end = 8 + size + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{file} is damaged: its header cannot be read ({error}); download it again") from error
@@ -103,8 +104,10 @@ def few(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + more
 
 
-def _tensor(name: str, file: Path, entry: Mapping[str, Any]) -> TensorHeader:
+def _tensor(name: str, file: Path, entry: Mapping[str, Any], base: int) -> TensorHeader:
     dtype = str(entry["dtype"])
     if dtype not in ITEM_BYTES:
         raise ValueError(f"{name} has the unknown type {dtype}")
-    return TensorHeader(name, file, tuple(int(size) for size in entry["shape"]), dtype)
+    return TensorHeader(
+        name, file, tuple(int(size) for size in entry["shape"]), dtype, base + int(entry["data_offsets"][0])
+    )
