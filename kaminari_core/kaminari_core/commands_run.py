@@ -15,7 +15,7 @@ import click
 
 from kaminari_core.checkpoint import resolve
 from kaminari_core.errors import RequestError, UnknownNameError, UsageError
-from kaminari_core.options import engine_config, engine_options, model_options, option
+from kaminari_core.options import NumberRange, engine_config, engine_options, model_options, option
 from kaminari_core.progress import terminal_progress
 from kaminari_core.registry import Registry, unknown_name
 from kaminari_core.specs import ModelSpec
@@ -51,13 +51,13 @@ TEMPLATE_TOKENS = 256
 @option("--json", "as_json", is_flag=True, help="Print one JSON object: text, finish_reason, usage, timings, saw.")
 @option(
     "--temperature",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     show_default="0",
     help="How freely tokens are drawn; 0 always takes the likeliest.",
 )
 @option(
     "--top-p",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=NumberRange(0, 1, min_open=True),
     show_default="1",
     help="Draw from the likeliest tokens that reach this probability together.",
 )

@@ -82,6 +82,7 @@ class ConversationProcessor:
         self._vocabulary = byte_level_vocabulary(self._tokenizer)
         longest_first = sorted(self._control, key=len, reverse=True)
         self._control_pattern = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+        self._try_template()
 
     def prepare(self, request: Request) -> Prepared:
         """Check a request and turn it into model inputs. Raises RequestError with the `param` at fault."""
@@ -100,6 +101,13 @@ class ConversationProcessor:
     def detokenizer(self) -> Detokenizer:
         """A fresh detokenizer for one reply."""
         return ByteDetokenizer(self._vocabulary)
+
+    def _try_template(self) -> None:
+        """Render the plainest conversation. Raises CheckpointError: a template that cannot even do that serves nobody."""
+        try:
+            self._render([{"role": "user", "content": self._default_prompt}])
+        except RequestError as error:
+            raise CheckpointError(f"the checkpoint cannot be used: {error}") from error
 
     def _tokenize(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of the conversation and the opening of the reply, with one image token per picture."""

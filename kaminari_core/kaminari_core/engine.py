@@ -13,6 +13,7 @@ import logging
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,7 +34,7 @@ from kaminari_core.intake import check_request, deadline_error
 from kaminari_core.live import Live
 from kaminari_core.loop import Loop
 from kaminari_core.protocols import Cache, Model, ModelShape, Progress, Scheduler
-from kaminari_core.serving import Health, Sink, stream_events, wait_for_result
+from kaminari_core.serving import Health, InSink, Sink, closing_behind, stream_events, wait_for_result
 from kaminari_core.stats import Stats
 from kaminari_core.watch import Watch
 
@@ -73,12 +74,14 @@ class Engine:
         self._loop = Loop(model, cache, scheduler, config, self._core, _drafter(config, self._core), self._watch)
         self._workers = ThreadPoolExecutor(config.prepare_threads, thread_name_prefix=f"{name}-prepare")
         self._thread = threading.Thread(target=self._run, name=f"{name}-engine", daemon=True)
+        self._in_sink = InSink()
         self._changed = threading.Condition()
         # Guarded by _changed:
         self._open: dict[str, _Open] = {}
         self._arrived: list[tuple[_Open, Live]] = []
         self._leaving: list[str] = []
         self._probes: list[Future[None]] = []
+        self._finished: Counter[str] = Counter()
         self._next_deadline = math.inf
         self._step_began = math.inf
         self._closing = False
@@ -171,7 +174,7 @@ class Engine:
             prompt_tokens=loop.prompt_tokens,
             generated_tokens=loop.generated_tokens,
             compiles=core.compiles,
-            finished=dict(loop.finished),
+            finished=dict(self._finished),
             drafts_proposed=loop.drafts_proposed,
             drafts_accepted=loop.drafts_accepted,
             drafts_paused=loop.drafting_paused,
@@ -208,6 +211,8 @@ class Engine:
 
     def close(self, drain: float = 0.0) -> None:
         """See Serving."""
+        if closing_behind(self._in_sink, self.close, drain):
+            return
         with self._changed:
             self._closing = True
             self._changed.wait_for(lambda: not self._open, timeout=min(drain, threading.TIMEOUT_MAX))
@@ -261,9 +266,11 @@ class Engine:
                 return
             if isinstance(event, Finished | Failed):
                 del self._open[request_id]
+                self._finished[event.result.finish_reason if isinstance(event, Finished) else "failed"] += 1
                 self._changed.notify_all()
         try:
-            opened.sink(event)
+            with self._in_sink:
+                opened.sink(event)
         except Exception:
             logger.exception("the event sink of request %s failed; the request is cancelled", request_id)
             self.cancel(request_id)

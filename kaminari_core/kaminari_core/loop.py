@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -56,7 +56,6 @@ class Loop:
         self.waiting: dict[str, Live] = {}
         self.admitted: deque[Live] = deque()
         self.rows: list[Live] = []
-        self.finished: Counter[str] = Counter()
         self.batches = 0
         self._ask_at = math.inf
         """When the scheduler is to be asked again while nothing runs."""
@@ -161,7 +160,7 @@ class Loop:
         now = time.monotonic()
         queue = [
             Waiting(live.request.id, live.ready, live.prepared.length, live.request.priority)
-            for live in self.waiting.values()
+            for live in sorted(self.waiting.values(), key=lambda live: live.submitted)
         ]
         answer = self._scheduler.admit(queue, free, self.running, now)
         self._ask_at = math.inf
@@ -335,13 +334,11 @@ class Loop:
         if tail:
             live.send(Delta(live.request.id, tail, ()))
         result = live.result(time.monotonic(), self._model.device)
-        self.finished[result.finish_reason] += 1
         self.drafts_proposed += live.proposed
         self.drafts_accepted += live.accepted
         live.send(Finished(live.request.id, result))
 
     def _fail(self, live: Live, error: KaminariError) -> None:
-        self.finished["failed"] += 1
         live.send(Failed(live.request.id, error))
 
 

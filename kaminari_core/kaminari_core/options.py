@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args
@@ -33,6 +34,17 @@ def option(flag: str, *names: str, **settings: Any) -> Callable[[Function], Func
     """`click.option` with an environment name made from the flag, shown in the help text."""
     environment = "KAMINARI_" + flag.split("/")[0].removeprefix("--").replace("-", "_").upper()
     return click.option(flag, *names, envvar=environment, show_envvar=True, **settings)
+
+
+class NumberRange(click.FloatRange):
+    """A range that not-a-number is outside of, which compares as inside of every one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number. Fails as click's own types do."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
 
 
 def model_options(function: Function) -> Function:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -105,8 +106,30 @@ class Serving(Protocol):
         ...
 
     def close(self, drain: float = 0.0) -> None:
-        """Take no more requests, let open ones finish for up to `drain` seconds, fail the rest and stop."""
+        """Take no more requests, let open ones finish for up to `drain` seconds, fail the rest and stop.
+
+        From inside a sink, whose thread cannot wait for itself, it returns at once and the engine is closed behind it.
+        """
         ...
+
+
+class InSink(threading.local):
+    """Whether the thread that asks is inside a sink of one engine; a context manager around each call of one."""
+
+    inside = False
+
+    def __enter__(self) -> None:
+        self.inside = True
+
+    def __exit__(self, *exception: object) -> None:
+        self.inside = False
+
+
+def closing_behind(calling: InSink, close: Callable[[float], None], drain: float) -> bool:
+    """Whether the caller is inside a sink; if so, `close(drain)` runs in a thread of its own."""
+    if calling.inside:
+        threading.Thread(target=close, args=(drain,), name="close-engine").start()
+    return calling.inside
 
 
 def stream_events(engine: Serving, request: Request) -> Generator[Event, None, None]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 
 from kaminari_core.errors import EngineError, UsageError
-from kaminari_core.options import engine_config, engine_options, option
+from kaminari_core.options import NumberRange, engine_config, engine_options, option
 from kaminari_core.registry import Registry
 from kaminari_http.config import AppConfig
 from kaminari_http.logs import Format, set_up_logging
@@ -113,7 +114,7 @@ FAILURE_SECONDS = 0.5
 )
 @option(
     "--drain-seconds",
-    type=click.FloatRange(min=0),
+    type=NumberRange(0, threading.TIMEOUT_MAX),
     default=20.0,
     show_default=True,
     help="How long running requests may go on after SIGTERM or Ctrl-C before they are ended with an error.",

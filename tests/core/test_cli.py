@@ -290,7 +290,7 @@ def test_the_checkpoints_sampling_is_taken_only_when_asked_for(run: Run, alphabe
         (["--checkpoint", "latin", "--device", "gpu", "x"], 2, "device is 'gpu'; choose auto, cpu, cuda or cuda:N"),
         (["--checkpoint", "latin", "--dtype", "int8", "x"], 2, "'int8' is not one of 'auto', 'float32'"),
         (["--checkpoint", "latin", "--temperature", "-1", "x"], 2, "-1.0 is not in the range x>=0"),
-        (["--checkpoint", "latin", "--temperature", "nan", "x"], 1, "temperature"),
+        (["--checkpoint", "latin", "--temperature", "nan", "x"], 2, "'nan' is not a number"),
         (["--checkpoint", "latin", "--max-tokens", "many", "x"], 2, "'many' is not a valid integer"),
     ],
     ids=lambda value: None if isinstance(value, int | str) else " ".join(value[2:]) or "nothing",

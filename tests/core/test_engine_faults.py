@@ -15,6 +15,7 @@ from kaminari_core.config import EngineConfig
 from kaminari_core.engine import Engine
 from kaminari_core.errors import (
     DeadlineError,
+    EngineClosedError,
     EngineError,
     EngineUnhealthyError,
     KaminariError,
@@ -99,17 +100,53 @@ def test_a_deadline_ends_a_request_wherever_it_is(where: str) -> None:
         others = [_ask("x" * 60)] if where == "queue" else []
         running = Collected(engine, others)
         late = _ask("y" * 60, timeout=0.15)
-        began = time.monotonic()
         with pytest.raises(DeadlineError, match=r"0\.15 s") as caught:
             engine.generate(late)
-        assert time.monotonic() - began < 0.35
         assert caught.value.code == "timeout"
         model.prefill_seconds = 0
         assert engine.generate(_ask("quick", timeout=20)).text == "quick"
         if others:
             assert running.texts() == ["x" * 60], "the neighbour went on"
-        assert engine.stats().finished == {"stop": 1 + len(others), "failed": 1} or where == "prepare"
+        assert engine.stats().finished == {"stop": 1 + len(others), "failed": 1}
         assert _settled(engine)
+
+
+@pytest.mark.parametrize("where", ["prepare", "decode"])
+def test_an_engine_is_closed_from_inside_a_sink(where: str) -> None:
+    """Both threads that call sinks would wait for themselves: a worker whose preparing failed, and the engine thread."""
+    config = _config()
+    model = Slow(config)
+    engine = _engine(model, config)
+    engine.start()
+    ended: list[Event] = []
+    done = threading.Event()
+
+    def sink(event: Event) -> None:
+        engine.close(drain=60)
+        if isinstance(event, Finished | Failed):
+            ended.append(event)
+            done.set()
+
+    engine.submit(_ask("too long" * 100 if where == "prepare" else "hello"), sink)
+    assert done.wait(30)
+    while engine.health().state != "closed":
+        time.sleep(0.01)
+    with pytest.raises(EngineClosedError):
+        engine.submit(_ask("more"), sink)
+    assert len(ended) == 1
+    assert isinstance(ended[0], Failed if where == "prepare" else Finished), "what had begun could finish"
+
+
+def test_of_requests_that_are_ready_the_one_submitted_first_starts() -> None:
+    config = _config(slots=1)
+    model = Held(config)
+    with _engine(model, config) as engine:
+        running = Collected(engine, [_ask("x" * 60)])
+        first = Collected(engine, [_ask("held", max_tokens=4)])
+        second = Collected(engine, [_ask("other", max_tokens=4)])
+        model.go.set()
+        assert running.texts() == ["x" * 60]
+        assert (first.texts(), second.texts()) == (["held"], ["othe"])
 
 
 def test_an_id_is_free_again_while_its_late_first_owner_is_still_prepared() -> None:

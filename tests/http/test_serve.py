@@ -213,6 +213,7 @@ def test_answers_and_stops_while_it_loads(tmp_path: Path) -> None:
         (["--host", "999.1.1.1"], "cannot listen on 999.1.1.1:"),
         (["--slots", "0"], "slots is 0"),
         (["--max-body", "0"], "0 is not in the range"),
+        (["--drain-seconds", "nan"], "'nan' is not a number"),
     ],
 )
 def test_options_that_cannot_be_used(options: list[str], message: str) -> None:

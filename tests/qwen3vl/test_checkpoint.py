@@ -175,6 +175,15 @@ def test_template_of_older_checkpoints(tiny_random: Path, tmp_path: Path, config
     assert load(folder, config, CPU, quiet)._processor._template.chat_template == template
 
 
+@pytest.mark.parametrize("template", ["{% for message in messages %}", "{{ raise_exception('nobody may speak') }}"])
+def test_template_that_can_serve_nobody(tiny_random: Path, tmp_path: Path, config: EngineConfig, template: str) -> None:
+    folder = tmp_path / "mute"
+    shutil.copytree(tiny_random, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(CheckpointError, match="the model's chat template refuses"):
+        load(folder, config, CPU, quiet)
+
+
 def test_damaged_tokenizer(tiny_random: Path, tmp_path: Path, config: EngineConfig) -> None:
     folder = tmp_path / "damaged"
     shutil.copytree(tiny_random, folder)

@@ -25,7 +25,7 @@ from kaminari_core.errors import (
     QueueFullError,
     RequestError,
 )
-from kaminari_core.flow import Result
+from kaminari_core.flow import Event, Failed, Finished, Result
 from kaminari_core.launch import open_engine, open_supervised
 from kaminari_core.progress import silent
 from kaminari_core.supervise.child import picklable
@@ -99,6 +99,20 @@ def test_refusals_are_told_at_once_and_closing_ends_what_is_open(start: Start) -
     engine.close()
     assert {one.text() for one in cut} == {"EngineClosedError"}
     engine.close()
+
+
+def test_closing_from_inside_a_sink(start: Start) -> None:
+    engine = start()
+    ended: list[Event] = []
+
+    def sink(event: Event) -> None:
+        engine.close(drain=30)
+        ended.extend([event] if isinstance(event, Finished | Failed) else [])
+
+    engine.submit(ask("hello"), sink)
+    wait_until(lambda: bool(ended) and engine.health().state == "closed" and engine.process_id is None)
+    assert isinstance(ended[0], Finished)
+    assert ended[0].result.text == "hello"
 
 
 def test_the_child_ends_with_its_parent(tmp_path: Path) -> None:

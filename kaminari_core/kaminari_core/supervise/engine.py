@@ -15,7 +15,7 @@ from kaminari_core.errors import EngineClosedError, EngineError, QueueFullError,
 from kaminari_core.flow import Event, Preview, Request, Result, Sampling
 from kaminari_core.intake import check_request
 from kaminari_core.protocols import ModelShape, Progress
-from kaminari_core.serving import Health, Sink, stream_events, wait_for_result
+from kaminari_core.serving import Health, Sink, closing_behind, stream_events, wait_for_result
 from kaminari_core.stats import Stats
 from kaminari_core.supervise.keeper import Keeper, RestartPolicy
 from kaminari_core.supervise.ledger import Entry
@@ -33,6 +33,7 @@ class SupervisedEngine:
 
     def __init__(self, setup: Setup, progress: Progress, policy: RestartPolicy | None = None) -> None:
         self._keeper = Keeper(setup, progress, policy or RestartPolicy())
+        self._ending = threading.Lock()
         self._facts = self._keeper.start()
         self.name, self.config, self.tasks = self._facts.name, self._facts.config, self._facts.tasks
 
@@ -153,17 +154,21 @@ class SupervisedEngine:
     def close(self, drain: float = 0.0) -> None:
         """See Serving."""
         keeper = self._keeper
+        if closing_behind(keeper.in_sink, self.close, drain):
+            return
         with keeper.changed:
             failed = keeper.state == "failed"
             keeper.state = "closed"
             if not failed:
                 keeper.changed.wait_for(lambda: not keeper.ledger.entries, timeout=min(drain, threading.TIMEOUT_MAX))
-        keeper.stop()
-        keeper.end_all(EngineClosedError(f"the engine {self.name!r} was closed"))
-        keeper.child.send(Stop())
-        if not keeper.child.join(STOP_SECONDS):
-            keeper.child.kill()
-        atexit.unregister(keeper.abandon)
+        # Not around the wait: one that does not wait must get past one that does.
+        with self._ending:
+            keeper.stop()
+            keeper.end_all(EngineClosedError(f"the engine {self.name!r} was closed"))
+            keeper.child.send(Stop())
+            if not keeper.child.join(STOP_SECONDS):
+                keeper.child.kill()
+            atexit.unregister(keeper.abandon)
 
     def _ask(self, question: Callable[[int], Any]) -> Future[Any]:
         """Send a question under a number of its own; the answer comes, or an error when the child ends first."""

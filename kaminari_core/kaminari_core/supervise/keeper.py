@@ -23,7 +23,7 @@ from kaminari_core.flow import Event, Failed, Finished
 from kaminari_core.intake import deadline_error
 from kaminari_core.progress import silent
 from kaminari_core.protocols import Progress
-from kaminari_core.serving import Health
+from kaminari_core.serving import Health, InSink
 from kaminari_core.stats import Stats
 from kaminari_core.supervise.ledger import Entry, Ledger, cancelled
 from kaminari_core.supervise.messages import (
@@ -80,6 +80,7 @@ class Keeper:
         self.reason: str | None = None
         self.state: Literal["serving", "restarting", "failed", "closed"] = "restarting"
         self.stopping = False
+        self.in_sink = InSink()
         self._setup, self._progress, self._policy = setup, progress, policy
         self._stall_seconds = setup.config.stall_seconds
         self._silence = 1.5 * self._stall_seconds + 1.0
@@ -356,7 +357,8 @@ class Keeper:
 
     def tell(self, entry: Entry, event: Event) -> None:
         try:
-            self.ledger.tell(entry, event)
+            with self.in_sink:
+                self.ledger.tell(entry, event)
         except Exception:
             logger.exception("the event sink of request %s failed; the request is cancelled", entry.request.id)
             self.cancel(entry.request.id)
