@@ -29,7 +29,7 @@ HEAVY = {
     "msgspec",
     "sse_starlette",
 }
-HEAVY |= {"prometheus_client", "tqdm", "jinja2", "torchao"}
+HEAVY |= {"prometheus_client", "tqdm", "jinja2", "torchao", "llguidance", "pydantic", "jsonschema"}
 
 
 def statements(body: list[ast.stmt], *, inside_functions: bool) -> Iterator[ast.stmt]:

@@ -36,6 +36,8 @@ from kaminari_core.loop import Loop
 from kaminari_core.protocols import Cache, Model, ModelShape, Progress, Scheduler
 from kaminari_core.serving import Health, InSink, Sink, closing_behind, stream_events, wait_for_result
 from kaminari_core.stats import Stats
+from kaminari_core.structured.constraint import Constraint
+from kaminari_core.structured.grammars import Grammars
 from kaminari_core.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ class Engine:
         widths = (1,) if config.draft == "none" else (1, config.draft_tokens + 1)
         self._core = DecodeCore(model, cache, compile=config.compile, widths=widths)
         self._loop = Loop(model, cache, scheduler, config, self._core, _drafter(config, self._core), self._watch)
+        self._grammars = Grammars(model)
         self._workers = ThreadPoolExecutor(config.prepare_threads, thread_name_prefix=f"{name}-prepare")
         self._thread = threading.Thread(target=self._run, name=f"{name}-engine", daemon=True)
         self._in_sink = InSink()
@@ -156,6 +159,7 @@ class Engine:
     def preview(self, request: Request) -> Preview:
         """See Serving."""
         check_request(request, self.model.shape, self.name)
+        self._constraint(request)
         prepared = self.model.prepare(request)
         return Preview(prepared.tokens, prepared.saw)
 
@@ -180,6 +184,7 @@ class Engine:
             drafts_paused=loop.drafting_paused,
             batches=loop.batches,
             circuit=loop.circuit.state,
+            mask_copies=loop.masks.copies,
         )
 
     def health(self) -> Health:
@@ -234,6 +239,7 @@ class Engine:
         request = opened.request
         self._watch.preparing(request.id)
         try:
+            constraint = self._constraint(request)
             live = Live(
                 self.model.prepare(request),
                 lambda event: self._send(opened, event),
@@ -243,6 +249,7 @@ class Engine:
                 submitted=opened.submitted,
                 max_length=self.config.max_length,
                 max_tokens=self.config.max_tokens,
+                constraint=constraint,
             )
         except KaminariError as error:
             self._send(opened, Failed(request.id, error))
@@ -257,6 +264,9 @@ class Engine:
                 if self._open.get(request.id) is opened:
                     self._arrived.append((opened, live))
                     self._changed.notify_all()
+
+    def _constraint(self, request: Request) -> Constraint | None:
+        return None if request.structure is None else self._grammars.constraint(request.structure)
 
     def _send(self, opened: _Open, event: Event) -> None:
         """Pass an event on, and forget the request with its last one."""

@@ -19,10 +19,12 @@ from kaminari_core.errors import KaminariError
 if TYPE_CHECKING:
     import torch
 
+    from kaminari_core.structured.structure import Structure
+
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Priority = Literal["interactive", "batch"]
 FinishReason = Literal["stop", "length", "cancelled"]
-FinishDetail = Literal["end_token", "stop_string", "max_tokens", "context_full", "cancelled"]
+FinishDetail = Literal["end_token", "stop_string", "structure_complete", "max_tokens", "context_full", "cancelled"]
 NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
@@ -90,6 +92,8 @@ class Request:
     sampling: Sampling = Sampling()
     ignore_end: bool = False
     """Go on past end tokens; for benchmarks, which must decode a known number of tokens."""
+    structure: Structure | None = None
+    """What the text is held to, token by token; see `structured`."""
     priority: Priority = "interactive"
     timeout: float | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -276,6 +280,9 @@ class Result:
     drafts: Drafts = Drafts()
     batch_id: int | None = None
     """Requests that were admitted by the same answer of the scheduler share it. None for one that was never admitted."""
+    complete: bool | None = None
+    """Whether `text` has the structure that the request asked for; None where it asked for none. Only a limit, a stop string or
+    a cancel can make it False."""
 
 
 @dataclass(frozen=True, slots=True)

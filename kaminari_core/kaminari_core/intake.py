@@ -22,6 +22,10 @@ def check_request(request: Request, shape: ModelShape, name: str) -> None:
         raise RequestError(f"timeout is {request.timeout}, but must be above 0 and at most {most}", param="timeout")
     if request.priority not in get_args(Priority):
         raise RequestError(f"priority is {request.priority!r}; choose interactive or batch", param="priority")
+    if request.structure is not None and request.ignore_end:
+        raise RequestError(
+            "a reply that is held to a structure ends with it, so it cannot go on past its end", param="ignore_eos"
+        )
     validate(request.sampling, shape.vocabulary)
     if shape.image_unit is None:
         _refuse_pictures(request, name)

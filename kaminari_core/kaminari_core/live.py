@@ -28,6 +28,10 @@ from kaminari_core.reply import REASONS, Reply
 from kaminari_core.sampling import RowSampler
 from kaminari_core.serving import Sink
 from kaminari_core.stats import peak_memory
+from kaminari_core.structured.constraint import Constraint
+
+UNCUT: frozenset[FinishDetail] = frozenset({"end_token", "structure_complete", "max_tokens", "context_full"})
+"""Ends at which a reply's text is all that was generated."""
 
 
 class Live:
@@ -36,7 +40,7 @@ class Live:
     `length` counts the cache positions it fills, `slot` is its cache row (-1 while it has none), `chosen` lists the ids of all
     generated tokens, of which the last is not in the cache yet, and `fresh` those of the last step. `grams` is prompt lookup's.
     `held` is when the scheduler first put it off, 0 if it did not; `grouped` whether its batch is prefilled before any of it is
-    decoded; `error` what it is about to fail with.
+    decoded; `error` what it is about to fail with. `constraint` is where the reply stands in the structure it is held to, if any.
     """
 
     def __init__(
@@ -50,8 +54,9 @@ class Live:
         submitted: float,
         max_length: int,
         max_tokens: int,
+        constraint: Constraint | None = None,
     ) -> None:
-        self.prepared, self.send = prepared, send
+        self.prepared, self.send, self.constraint = prepared, send, constraint
         self.submitted, self.ready = submitted, time.monotonic()
         self.held = self.admitted = self.first_token = self.last_token = 0.0
         self.sampling = self.finalize = 0.0
@@ -104,7 +109,13 @@ class Live:
             batch_size=self.batch_size,
             drafts=Drafts(self.proposed, self.accepted),
             batch_id=self.batch_id,
+            complete=self._complete(self.reply.finish),
         )
+
+    def _complete(self, finish: FinishDetail) -> bool | None:
+        if self.constraint is None:
+            return None
+        return finish in UNCUT and self.constraint.is_satisfied
 
     def _timings(self, now: float, device: torch.device) -> Timings:
         decode = self.last_token - self.first_token

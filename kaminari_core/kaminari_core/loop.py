@@ -30,6 +30,7 @@ from kaminari_core.flow import Delta, Failed, Finished
 from kaminari_core.live import Live
 from kaminari_core.protocols import Cache, Group, Later, Model, Scheduler, Waiting
 from kaminari_core.rows import check_finite, choose, feed, take
+from kaminari_core.structured.masks import Masks
 from kaminari_core.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,7 @@ class Loop:
         self._config, self._drafter, self._watch = config, drafter, watch
         self.circuit = Circuit()
         self._drafts_width = config.draft_tokens + 1
+        self.masks = Masks(cache.slots * max(core.widths), model.shape.vocabulary, model.device)
         self._gain = Gain(judge=config.draft_auto)
         self.waiting: dict[str, Live] = {}
         self.admitted: deque[Live] = deque()
@@ -269,8 +271,11 @@ class Loop:
         guesses = []
         for live, guess in zip(rows, self._drafter.propose(rows, self._config.draft_tokens), strict=True):
             room = min(live.reply.remaining, self._cache.max_length - live.length) - 1
-            guesses.append(guess[: max(0, room)])
-            live.proposed += len(guesses[-1])
+            guess = guess[: max(0, room)]
+            if live.constraint is not None:
+                guess = guess[: live.constraint.allowed(guess)]
+            guesses.append(guess)
+            live.proposed += len(guess)
         return guesses
 
     def _emit(self, rows: Sequence[Live], logits: Tensor, guesses: Sequence[Sequence[int]]) -> None:
@@ -279,12 +284,12 @@ class Loop:
         A row takes one token, and one more for every guess that turns out to be what it chose.
         """
         computed = time.monotonic()
-        first = choose(rows, logits)
+        first, forbidden = choose(rows, logits, guesses, self.masks)
         sampling = (time.monotonic() - computed) / len(rows)
-        for live, chosen, row_logits, guess in zip(rows, first, logits, guesses, strict=True):
+        for live, chosen, row_logits, guess, banned in zip(rows, first, logits, guesses, forbidden, strict=True):
             begun = time.monotonic()
             live.note_token(begun, sampling)
-            take(live, chosen, row_logits, guess)
+            take(live, chosen, row_logits, guess, banned)
             live.finalize += time.monotonic() - begun
             self.generated_tokens += len(live.fresh)
 

@@ -11,6 +11,7 @@ from kaminari_core.errors import EngineError
 from kaminari_core.flow import Alternative, Delta, Token
 from kaminari_core.live import Live
 from kaminari_core.sampling import logprobs
+from kaminari_core.structured.masks import Masks
 
 NOT_FINITE = (
     "the model computed no finite numbers for this request (NaN or infinity), so it ended here; others are not affected. If it "
@@ -39,25 +40,55 @@ def feed(
     return tokens, positions, cursors
 
 
-def choose(rows: Sequence[Live], logits: Tensor) -> list[list[int]]:
-    """The likeliest token at every position, (rows, width), but the sampled one at the first of a row that samples.
+def choose(
+    rows: Sequence[Live], logits: Tensor, guesses: Sequence[Sequence[int]], masks: Masks
+) -> tuple[list[list[int]], list[Tensor | None]]:
+    """The likeliest token at every position, (rows, width), but the sampled one at the first of a row that samples; and for
+    each row that is held to a structure where tokens are forbidden, bool (guesses + 1, vocabulary).
 
-    It is -1 where the logits are not finite: the largest is then not-a-number or infinite. The read at the end is the only
+    A token is -1 where the logits are not finite: the largest is then not-a-number or infinite. The read at the end is the only
     wait for the device in a step without drafts.
     """
     with torch.inference_mode():
+        forbidden = _forbidden(rows, guesses, masks)
         highest, chosen = logits.max(dim=-1)
-        for index, live in enumerate(rows):
+        for index, (live, banned) in enumerate(zip(rows, forbidden, strict=True)):
             if not live.sampler.is_greedy:
-                chosen[index, 0] = live.sampler.choose(logits[index, 0])
+                chosen[index, 0] = live.sampler.choose(logits[index, 0], None if banned is None else banned[0])
+            elif banned is not None:
+                width = len(banned)
+                chosen[index, :width] = logits[index, :width].masked_fill(banned, -torch.inf).argmax(dim=-1)
         chosen = chosen.masked_fill(~highest.isfinite(), -1)
     tokens: list[list[int]] = chosen.tolist()
-    return tokens
+    return tokens, forbidden
 
 
-def take(live: Live, chosen: Sequence[int], logits: Tensor, guess: Sequence[int]) -> None:
+def _forbidden(rows: Sequence[Live], guesses: Sequence[Sequence[int]], masks: Masks) -> list[Tensor | None]:
+    """Where each row may not go. A row whose grammar fails has its `error` set, and is not looked at again."""
+    spans: dict[int, slice] = {}
+    used = 0
+    for index, (live, guess) in enumerate(zip(rows, guesses, strict=True)):
+        if live.constraint is None:
+            continue
+        try:
+            stop = masks.write(live.constraint, guess, used)
+        except EngineError as error:
+            live.error = error
+            continue
+        spans[index], used = slice(used, stop), stop
+    if not spans:
+        return [None] * len(rows)
+    everything = masks.forbidden(used)
+    return [everything[spans[index]] if index in spans else None for index in range(len(rows))]
+
+
+def take(
+    live: Live, chosen: Sequence[int], logits: Tensor, guess: Sequence[int], forbidden: Tensor | None = None
+) -> None:
     """Add this step's tokens to a row's reply: go on behind each guess that was chosen."""
     live.fresh = []
+    if live.error is not None:
+        return
     text = ""
     taken: list[Token] = []
     for index in range(len(guess) + 1):
@@ -66,10 +97,18 @@ def take(live: Live, chosen: Sequence[int], logits: Tensor, guess: Sequence[int]
             live.error = EngineError(NOT_FINITE)
             break
         if index > 0 and not live.sampler.is_greedy:
-            token = int(live.sampler.choose(logits[index]))
+            token = int(live.sampler.choose(logits[index], None if forbidden is None else forbidden[index]))
         live.sampler.accept(token)
+        last = False
+        if live.constraint is not None:
+            try:
+                live.constraint.accept(token)
+            except EngineError as error:
+                live.error = error
+                break
+            last = live.constraint.is_stopped
         live.fresh.append(token)
-        added, tokens = live.reply.take(token, *_report(live, token, logits[index]))
+        added, tokens = live.reply.take(token, *_report(live, token, logits[index]), last=last)
         text += added
         taken += tokens
         right = index < len(guess) and token == guess[index]

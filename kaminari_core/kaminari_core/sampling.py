@@ -1,6 +1,6 @@
 """From the logits of one row to its next token.
 
-    logits -> repetition penalty -> presence and frequency -> bias -> temperature -> top-k -> top-p -> draw
+    logits -> repetition penalty -> presence and frequency -> bias -> what is forbidden -> temperature -> top-k -> top-p -> draw
 
 The order is that of transformers' and vLLM's processors. Each request has a sampler of its own, with its own random generator
 and its own counts, so what a row draws depends on its logits and its seed alone and never on its neighbours. `choose` only
@@ -55,12 +55,15 @@ class RowSampler:
         return not self._draws and self._seen is None and self._counts is None and self._bias is None
 
     @torch.inference_mode()
-    def choose(self, logits: Tensor) -> Tensor:
+    def choose(self, logits: Tensor, forbidden: Tensor | None = None) -> Tensor:
         """The next token, int64 (), from logits (vocabulary,) of any float dtype, without waiting for the device.
 
-        The logits are left as they are. Calling it again draws anew.
+        `forbidden`, bool (vocabulary,), is True at tokens that must not come; the others share their chances. The logits are
+        left as they are. Calling it again draws anew.
         """
         scores = self.penalize(logits)
+        if forbidden is not None:
+            scores = scores.masked_fill(forbidden, -torch.inf)
         if not self._draws:
             return scores.argmax()
         return self._draw(scores)

@@ -19,7 +19,8 @@ class Stats:
     `preparing`, `waiting` and `running` are requests; `finished` maps finish reasons (and `failed`) to requests; `compiles`
     is how many graphs the decode step has compiled; `rows` is the sum of live rows over all `steps`, so rows / steps is the
     mean batch; `batches` counts the scheduler's answers that started requests; `drafts_paused` are the numbers of rows at which
-    guessing loses and is off; `circuit` is that of the decode step and `restarts` counts those of a supervised engine's process.
+    guessing loses and is off; `circuit` is that of the decode step and `restarts` counts those of a supervised engine's process;
+    `mask_copies` counts the steps in which a row was held to a structure.
     """
 
     preparing: int
@@ -39,6 +40,7 @@ class Stats:
     batches: int = 0
     circuit: CircuitState = "closed"
     restarts: int = 0
+    mask_copies: int = 0
 
 
 def peak_memory(device: torch.device) -> int:

@@ -30,12 +30,17 @@ def fill(task: str, phrase: str, template: Any = None) -> str:
             f'the task {task!r} needs a JSON template of the fields to read, such as {{"total": "", "date": ""}}',
             param="template",
         )
+    check_template(template)
+    return phrase.replace(FIELD, json.dumps(template, ensure_ascii=False, indent=4))
+
+
+def check_template(template: Any) -> None:
+    """Raise RequestError for what is no template."""
     if not isinstance(template, dict) or not template:
         raise RequestError(
             f"the template must be a JSON object with fields, but is {_shown(template)}", param="template"
         )
     _check(template, "template")
-    return phrase.replace(FIELD, json.dumps(template, ensure_ascii=False, indent=4))
 
 
 def _check(value: Any, place: str) -> None:
