@@ -93,6 +93,14 @@ def read_header(file: Path) -> dict[str, TensorHeader]:
     return tensors
 
 
+def read_metadata(file: Path) -> dict[str, str]:
+    """The free-form metadata of a safetensors file whose header `read_header` accepts; empty where it has none."""
+    with file.open("rb") as stream:
+        table = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
+    metadata: dict[str, str] = table.get("__metadata__") or {}
+    return metadata
+
+
 def listing(directory: Path) -> str:
     """The names of a directory's first files, for messages."""
     return few(sorted(path.name for path in directory.iterdir())) or "nothing"

@@ -14,26 +14,27 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from kaminari_core.checkpoint_files import INDEX_FILE as INDEX_FILE
+from kaminari_core.checkpoint_files import SINGLE_FILE as SINGLE_FILE
+from kaminari_core.checkpoint_files import Entry, opened, read_entries
 from kaminari_core.errors import CheckpointError
-from kaminari_core.headers import few, listing
+from kaminari_core.headers import few
 from kaminari_core.headers import read_json as read_json
 from kaminari_core.protocols import Progress
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
+from kaminari_core.quantization.layouts import LayoutName
+from kaminari_core.quantization.loading import CONVERTED, Packed, Part, fill_all, open_packed, shared_layers
 
 _RUN_BYTES = 32 * 2**20
 _MAPPED_BYTES = 256 * 2**20
+_SOURCES = "_kaminari_sources"
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 _log = logging.getLogger(__name__)
@@ -64,20 +65,24 @@ def fused(pattern: str, target: str, **parts: int) -> list[Rule]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """One tensor of the checkpoint, as its file's header describes it."""
+class Source:
+    """A tensor of the checkpoint that fills a parameter: rows from `first_row` on, all of them when it is the only one.
+
+    `name` is what the checkpoint calls, or would call, the parameter's own tensor; `of` is another tensor where it has none and
+    shares that one.
+    """
 
     name: str
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
+    first_row: int
+    of: str
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
     """One tensor and its place: rows [start, stop) of `target`, or all of it when `rows` is None."""
 
-    entry: _Entry
+    entry: Entry
     target: str
     rows: tuple[int, int] | None
     transposed: bool
@@ -113,6 +118,7 @@ def load_weights(
     copies: Mapping[str, str] | None = None,
     ignore: Sequence[str] = (),
     progress: Progress | None = None,
+    layout: LayoutName = "auto",
 ) -> None:
     """Fill every parameter of `module`, which is on meta, from the safetensors files of `directory`.
 
@@ -122,88 +128,91 @@ def load_weights(
     matches a pattern of `ignore` are skipped.
     `progress` is called as `("weights", bytes done, bytes in all)`.
 
+    In a packed directory (see `quantization.manifest`) the linear layers of converted weights become `QuantizedLinear`, with the
+    `layout` given. On the device `meta` everything is checked and swapped, and nothing read. Either way, `sources` tells
+    afterwards which tensors fill which parameter.
+
     Raises CheckpointError for files that are missing or damaged, and for tensors that are missing, unexpected or of another shape
     than the model's; the message names the first few and counts the rest.
     """
     copies = copies or {}
     ties = {**(ties or {}), **copies}
     expected = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    entries = _read_headers(directory)
-    plan = _plan(entries, expected, rules, ignore)
+    packed = open_packed(directory)
+    plan = _plan(_entries(directory, packed), expected, rules, ignore)
     missing = _missing(plan.copies, expected)
     absent = {target: source for target, source in ties.items() if target in missing and source not in missing}
     _raise_for(directory, plan, [name for name in missing if name not in absent])
-    placed = _copy_all(plan.copies, expected, device, dtype, progress)
+    setattr(module, _SOURCES, _sources(plan.copies, rules, absent))
+    plain = [copy for copy in plan.copies if copy.entry.dtype != CONVERTED]
+    parts = [
+        Part(copy.entry.name, copy.target, copy.rows[0] if copy.rows else 0)
+        for copy in plan.copies
+        if copy.entry.dtype == CONVERTED
+    ]
+    shared = shared_layers(packed, parts, ties, absent) if packed is not None else set()
+    parts = [part for part in parts if part.target not in shared]
+    layers = packed.swap(module, parts, layout) if packed is not None else {}
+    if device.type == "meta":
+        placed = {copy.target: torch.empty(expected[copy.target], device=device, dtype=dtype) for copy in plain}
+    else:
+        total = sum(_bytes(copy.entry) for copy in plain)
+        total += sum(packed.bytes(part.name) for part in parts) if packed is not None else 0
+        report = _Report(progress, total)
+        placed = _copy_all(plain, expected, device, dtype, report)
+        if packed is not None:
+            fill_all(packed, layers, parts, device, dtype, report)
     for name, tensor in placed.items():
         _set_parameter(module, name, nn.Parameter(tensor, requires_grad=False))
     for target, source in ties.items():
-        _tie(module, target, source, own=target not in absent, warn=target not in copies)
-    left = [name for name, tensor in _tensors(module) if tensor.is_meta]
+        if target in shared:
+            module.set_submodule(_owner(target), layers[_owner(source)])
+        elif not (_owner(target) in layers or _owner(source) in layers):
+            _tie(module, target, source, own=target not in absent, warn=target not in copies)
+    left = [name for name, tensor in _tensors(module) if tensor.is_meta and device.type != "meta"]
     assert not left, f"tensors left on meta after loading: {left}"
+
+
+def sources(module: nn.Module) -> Mapping[str, tuple[Source, ...]]:
+    """Which tensors of the checkpoint fill each parameter, by its name in a module that `load_weights` has loaded.
+
+    Empty for any other module. Parameters whose layer was swapped are listed under the name that they had.
+    """
+    found: Mapping[str, tuple[Source, ...]] = getattr(module, _SOURCES, {})
+    return found
 
 
 def tensor_names(directory: Path) -> frozenset[str]:
     """The names of a checkpoint's tensors, from the headers of its files. Raises CheckpointError as `load_weights` does."""
-    return frozenset(_read_headers(directory))
+    return frozenset(_entries(directory, open_packed(directory)))
 
 
-def _files(directory: Path) -> list[Path]:
-    """The checkpoint's tensor files: the single file when there is one, else the shards of the index."""
-    if (directory / SINGLE_FILE).is_file():
-        return [directory / SINGLE_FILE]
-    if not (directory / INDEX_FILE).is_file():
-        raise CheckpointError(
-            f"the checkpoint {directory} has neither {SINGLE_FILE} nor {INDEX_FILE}; found: {listing(directory)}. "
-            "Only the safetensors format is read"
-        )
-    files = sorted({directory / str(file) for file in _weight_map(directory).values()})
-    gone = [file.name for file in files if not file.is_file()]
-    if gone:
-        raise CheckpointError(
-            f"{INDEX_FILE} of {directory} names {few(gone)} that are missing; download the checkpoint again"
-        )
-    return files
+def _entries(directory: Path, packed: Packed | None) -> dict[str, Entry]:
+    return read_entries(directory) | (packed.entries if packed is not None else {})
 
 
-def _weight_map(directory: Path) -> dict[str, str]:
-    names = read_json(directory, INDEX_FILE).get("weight_map")
-    if not isinstance(names, dict) or not names:
-        raise CheckpointError(f"{directory / INDEX_FILE} has no weight_map with tensors in it")
-    return names
+def _sources(
+    copies: Sequence[_Copy], rules: Sequence[Rule], absent: Mapping[str, str]
+) -> dict[str, tuple[Source, ...]]:
+    found: dict[str, tuple[Source, ...]] = {}
+    for copy in copies:
+        own = Source(copy.entry.name, copy.rows[0] if copy.rows else 0, copy.entry.name, copy.transposed)
+        found[copy.target] = (*found.get(copy.target, ()), own)
+    for target, source in absent.items():
+        name = next((name for rule in rules if rule.target == target and (name := _literal(rule.pattern))), None)
+        if name is not None and len(found[source]) == 1:
+            found[target] = (Source(name, 0, found[source][0].name),)
+    return found
 
 
-def _read_headers(directory: Path) -> dict[str, _Entry]:
-    entries: dict[str, _Entry] = {}
-    for file in _files(directory):
-        with _opened(file) as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (not a mapping)
-                if name in entries:
-                    raise CheckpointError(
-                        f"{name} is in both {entries[name].file} and {file}; one of them does not belong"
-                    )
-                view = tensors.get_slice(name)
-                entries[name] = _Entry(name, file, tuple(view.get_shape()), view.get_dtype())
-    if not (directory / SINGLE_FILE).is_file():
-        lost = [f"{name} ({file})" for name, file in _weight_map(directory).items() if name not in entries]
-        if lost:
-            raise CheckpointError(
-                f"{directory / INDEX_FILE} places tensors in shards that do not have them: {few(lost)}"
-            )
-    return entries
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    """Open one safetensors file; whatever is wrong with it becomes a CheckpointError that names it."""
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            yield tensors
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{file} is damaged or incomplete ({error}); download it again") from error
+def _literal(pattern: str) -> str | None:
+    """The one name that a pattern matches, None when it may match several."""
+    name = pattern.replace(r"\.", ".")
+    return name if re.escape(name) == pattern else None
 
 
 def _plan(
-    entries: Mapping[str, _Entry], expected: Mapping[str, tuple[int, ...]], rules: Sequence[Rule], ignore: Sequence[str]
+    entries: Mapping[str, Entry], expected: Mapping[str, tuple[int, ...]], rules: Sequence[Rule], ignore: Sequence[str]
 ) -> _Plan:
     plan = _Plan()
     compiled = [(re.compile(rule.pattern), rule) for rule in rules]
@@ -220,14 +229,14 @@ def _plan(
     return plan
 
 
-def _place(plan: _Plan, entry: _Entry, target: str, rule: Rule, shape: tuple[int, ...]) -> None:
+def _place(plan: _Plan, entry: Entry, target: str, rule: Rule, shape: tuple[int, ...]) -> None:
     if rule.rows is not None:
         shape = (rule.rows[1] - rule.rows[0], *shape[1:])
     turned = rule.transposed and entry.shape != shape
     fits = entry.shape == ((*shape[:-2], shape[-1], shape[-2]) if turned else shape)
     if not fits:
         plan.wrong.append(f"{entry.name} is {list(entry.shape)}, but the model has {list(shape)}")
-    elif entry.dtype not in _FLOATS:
+    elif entry.dtype not in _FLOATS and entry.dtype != CONVERTED:
         plan.wrong.append(f"{entry.name} is {entry.dtype}, but must be one of {', '.join(_FLOATS)}")
     plan.copies.append(_Copy(entry, target, rule.rows, turned))
 
@@ -256,20 +265,17 @@ def _copy_all(
     expected: Mapping[str, tuple[int, ...]],
     device: torch.device,
     dtype: torch.dtype,
-    progress: Progress | None,
+    report: Callable[[int], None],
 ) -> dict[str, Tensor]:
     placed: dict[str, Tensor] = {}
-    done, total = 0, sum(_bytes(copy.entry) for copy in copies)
     for batch in _batches(copies):
-        with _opened(batch[0].copy.entry.file) as tensors:
+        with opened(batch[0].copy.entry.file) as tensors:
             for run in batch:
                 target = run.copy.target
                 if target not in placed:
                     placed[target] = torch.empty(expected[target], device=device, dtype=dtype)
                 _fill(placed[target], tensors.get_slice(run.copy.entry.name), run)
-                done += run.bytes
-                if progress is not None:
-                    progress("weights", done, total)
+                report(run.bytes)
     return placed
 
 
@@ -302,10 +308,22 @@ def _fill(whole: Tensor, source: Any, run: _Run) -> None:
     whole[first : first + len(rows)] = rows.transpose(-1, -2) if run.copy.transposed else rows
 
 
+class _Report:
+    """Adds up what was read, and tells."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+
+    def __call__(self, size: int) -> None:
+        self._done += size
+        if self._progress is not None:
+            self._progress("weights", self._done, self._total)
+
+
 def _tie(module: nn.Module, target: str, source: str, *, own: bool, warn: bool) -> None:
     shared = module.get_parameter(source)
-    if own and not torch.equal(module.get_parameter(target), shared):
-        if warn:
+    if own and (shared.is_meta or not torch.equal(module.get_parameter(target), shared)):
+        if warn and not shared.is_meta:
             _log.warning(
                 "config.json ties %s to %s, but the checkpoint has different tensors for them: both are kept",
                 target,
@@ -315,9 +333,12 @@ def _tie(module: nn.Module, target: str, source: str, *, own: bool, warn: bool) 
     _set_parameter(module, target, shared)
 
 
+def _owner(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
 def _set_parameter(module: nn.Module, name: str, parameter: nn.Parameter) -> None:
-    path, _, leaf = name.rpartition(".")
-    setattr(module.get_submodule(path), leaf, parameter)
+    setattr(module.get_submodule(_owner(name)), name.rpartition(".")[2], parameter)
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -325,7 +346,7 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers()
 
 
-def _bytes(entry: _Entry) -> int:
+def _bytes(entry: Entry) -> int:
     size = _FLOATS[entry.dtype]
     for length in entry.shape:
         size *= length
