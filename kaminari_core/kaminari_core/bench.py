@@ -185,14 +185,21 @@ def _name(engine: Engine) -> str:
 def report(engine: Engine, settings: dict[str, Any], medians: Sequence[Median]) -> dict[str, Any]:
     """Everything needed to read the figures later: the command, the machine, the versions, the settings."""
     return {
-        "command": shlex.join(["kaminari", *sys.argv[1:]]),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": machine_facts(engine.model.device),
-        "versions": versions(),
+        **measured_where(engine.model.device),
         "model": {"name": engine.name, **asdict(engine.model.shape)},
         "config": asdict(engine.config),
         "settings": settings,
         "results": [asdict(one) for one in medians],
+    }
+
+
+def measured_where(device: torch.device) -> dict[str, Any]:
+    """The command that made a figure, the day, the machine and the versions: the head of every report."""
+    return {
+        "command": shlex.join(["kaminari", *sys.argv[1:]]),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine_facts(device),
+        "versions": versions(),
     }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kaminari_core.checkpoint import resolve
+from kaminari_core.commands_ladder import bench_ladder
 from kaminari_core.commands_run import read_picture
 from kaminari_core.errors import UsageError
 from kaminari_core.options import engine_config, engine_options, model_options, option
@@ -23,14 +24,37 @@ if TYPE_CHECKING:
     from kaminari_core.bench import Measured
     from kaminari_core.config import EngineConfig
     from kaminari_core.engine import Engine
+    from kaminari_core.flow import ImagePart
+    from kaminari_core.specs import ModelSpec
+
+PROMPT_TOKENS, NEW_TOKENS = 128, 64
+"""The workload unless one is given."""
 
 
 @click.command()
 @model_options
 @option("--against", type=click.Choice(["hf"]), help="Also measure the stock transformers class, dynamic and static.")
 @option("--rows", default="1", show_default=True, metavar="N,N,...", help="How many requests to serve together.")
-@option("--prompt-tokens", default=128, show_default=True, help="Tokens of the prompt, pictures included.")
-@option("--new-tokens", default=64, show_default=True, help="Tokens to decode.")
+@option(
+    "--ladder", is_flag=True, help="Measure every step from the stock implementation to the fastest setting instead."
+)
+@option("--rungs", metavar="NAME,NAME,...", help="Of the ladder, these rungs only.")
+@option(
+    "--packed",
+    multiple=True,
+    metavar="NAME=DIR",
+    help="A packed form of the checkpoint for the ladder's quantized rungs.",
+)
+@option(
+    "--seconds",
+    default=720.0,
+    show_default=True,
+    help="Time budget of the ladder; it makes fewer rounds rather than exceed it.",
+)
+@option(
+    "--prompt-tokens", type=int, show_default="128; 480 for the ladder", help="Tokens of the prompt, pictures included."
+)
+@option("--new-tokens", type=int, show_default="64; 32 for the ladder", help="Tokens to decode.")
 @option("--rounds", default=3, show_default=True, help="Rounds that count; the contenders take turns in each.")
 @option("--prompt", metavar="TEXT", help="The prompt itself, instead of filler of --prompt-tokens.")
 @option("--image", "images", multiple=True, metavar="FILE", help="A picture in the prompt.")
@@ -44,8 +68,12 @@ def bench(
     checkpoint: str | None,
     against: str | None,
     rows: str,
-    prompt_tokens: int,
-    new_tokens: int,
+    ladder: bool,
+    rungs: str | None,
+    packed: Sequence[str],
+    seconds: float,
+    prompt_tokens: int | None,
+    new_tokens: int | None,
     rounds: int,
     prompt: str | None,
     images: Sequence[str],
@@ -54,18 +82,49 @@ def bench(
 ) -> None:
     """Measure decoding speed and time to first token.
 
+    With `--ladder`, every way of decoding that is built in, on one table: what each step gains over the stock
+    implementation, what share of the memory bandwidth it reaches, how far its logits are from bfloat16.
+
     Contenders take turns, one warm-up round is not counted, medians are compared: read the ratios, which hold within one
     run, rather than the absolute figures.
     """
-    from kaminari_core.bench import interleave, measure_engine, measure_reference, prompt_of, report, table
-    from kaminari_core.launch import open_engine
-
+    if ladder:
+        bench_ladder(
+            registry, model, checkpoint, engine_config(**values), rungs=rungs, packed=packed, prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens, rounds=rounds, seconds=seconds, out=out,
+        )  # fmt: skip
+        return
     counts = _counts(rows)
     config = engine_config(**{**values, "slots": values["slots"] or max(counts)})
     if max(counts) > config.slots:
         raise UsageError(f"--rows asks for {max(counts)} requests together, but there are {config.slots} slots")
     spec, folder = resolve(registry, model, checkpoint)
     pictures = [read_picture(path) for path in images]
+    _compare(
+        registry, spec, folder, config, counts, pictures, prompt, against=against, rounds=rounds, out=out,
+        prompt_tokens=prompt_tokens or PROMPT_TOKENS, new_tokens=new_tokens or NEW_TOKENS,
+    )  # fmt: skip
+
+
+def _compare(
+    registry: Registry,
+    spec: ModelSpec,
+    folder: Path,
+    config: EngineConfig,
+    counts: Sequence[int],
+    pictures: Sequence[ImagePart],
+    prompt: str | None,
+    *,
+    against: str | None,
+    prompt_tokens: int,
+    new_tokens: int,
+    rounds: int,
+    out: str | None,
+) -> None:
+    """Measure an engine, without drafts too where it drafts, and the stock implementation where asked for."""
+    from kaminari_core.bench import interleave, measure_engine, measure_reference, prompt_of, report, table
+    from kaminari_core.launch import open_engine
+
     with terminal_progress() as progress, contextlib.ExitStack() as opened:
 
         def engine_of(config: EngineConfig) -> Engine:
