@@ -34,8 +34,8 @@ class EngineConfig:
     """The admission policy, by the name that a plugin gives it."""
     batch_window: float = 0.05
     """Seconds that the scheduler `microbatch` waits after a first arrival for others to join its batch."""
-    quantizer: str = "none"
-    """The weight quantizer, by the name that a plugin gives it, or `none`."""
+    quantizer: str = "auto"
+    """`auto` (what the checkpoint directory is), `none`, or the quantizer that it must have been packed with."""
     sizing: Sizing = "bucket"
     """`bucket` letterboxes onto a small set of canvases; `exact` is the reference processor's resize."""
     visual_tokens: int = 512
@@ -58,6 +58,8 @@ class EngineConfig:
     """Tokens that are guessed at a time."""
     draft_auto: bool = True
     """Pause guessing at numbers of rows where it is measured to lose."""
+    loop_guard: bool = True
+    """End a reply of a reading task (`ocr`, `table` and the like) that repeats itself; a request can say otherwise."""
     stall_seconds: float = 180.0
     """An engine that has work and makes no step for this long has stalled. The first steps compile, unless warmed up."""
 

@@ -29,6 +29,8 @@ from kaminari_core.errors import (
     RequestError,
     UsageError,
 )
+from kaminari_core.evidence.calibration import Calibration
+from kaminari_core.evidence.loops import guard_for
 from kaminari_core.flow import Event, Failed, Finished, Preview, Request, Result, Sampling
 from kaminari_core.intake import check_request, deadline_error
 from kaminari_core.live import Live
@@ -67,9 +69,11 @@ class Engine:
         *,
         tasks: Mapping[str, str] | None = None,
         watch: Watch | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         self.name, self.model, self.config = name, model, config
         self.tasks: Mapping[str, str] = dict(tasks or {})
+        self._calibration = calibration
         self._watch = watch or Watch()
         widths = (1,) if config.draft == "none" else (1, config.draft_tokens + 1)
         self._core = DecodeCore(model, cache, compile=config.compile, widths=widths)
@@ -250,6 +254,8 @@ class Engine:
                 max_length=self.config.max_length,
                 max_tokens=self.config.max_tokens,
                 constraint=constraint,
+                guard=guard_for(request, self.config, self.tasks),
+                calibration=self._calibration,
             )
         except KaminariError as error:
             self._send(opened, Failed(request.id, error))

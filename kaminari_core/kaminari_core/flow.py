@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from kaminari_core.errors import KaminariError
+from kaminari_core.evidence.facts import Confidence, Repeat, Source
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 Priority = Literal["interactive", "batch"]
 FinishReason = Literal["stop", "length", "cancelled"]
-FinishDetail = Literal["end_token", "stop_string", "structure_complete", "max_tokens", "context_full", "cancelled"]
+FinishDetail = Literal[
+    "end_token", "stop_string", "structure_complete", "loop", "max_tokens", "context_full", "cancelled"
+]
 NO_BIAS: Mapping[int, float] = MappingProxyType({})
 
 
@@ -39,11 +42,13 @@ class TextPart:
 class ImagePart:
     """One encoded picture (the bytes of a PNG, JPEG, ... file) inside a message.
 
-    `name` is what errors call it in the sender's terms, such as `messages[0].content[1]` or a file name.
+    `name` is what errors call it in the sender's terms, such as `messages[0].content[1]` or a file name. `source` is the larger
+    file that it was made from, None when it is the file itself.
     """
 
     data: bytes
     name: str = "image"
+    source: Source | None = None
 
 
 Part = TextPart | ImagePart
@@ -84,6 +89,10 @@ class Request:
 
     `priority` `batch` is for work nobody waits at: it yields to `interactive` requests. A request that has not ended `timeout`
     seconds after its submission fails with a DeadlineError, wherever it is then; None is no limit.
+
+    `task` names the task of the model that this is, where the prompt does not say it (see `tasks.task_of`). `loop_guard` says
+    whether a reply that repeats itself is ended; None leaves it to the engine, which does so in tasks that read. `confidence`
+    asks for the log-probability of every token, and for `Result.confidence`.
     """
 
     messages: tuple[Message, ...]
@@ -96,6 +105,9 @@ class Request:
     """What the text is held to, token by token; see `structured`."""
     priority: Priority = "interactive"
     timeout: float | None = None
+    task: str | None = None
+    loop_guard: bool | None = None
+    confidence: bool = False
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
@@ -106,7 +118,8 @@ class Saw:
     `decoded` is the size of the file's own pixels before rotation, `rotation` what made it upright (`none`, `90`, `180`,
     `270` degrees clockwise, with `+mirror` where the EXIF orientation mirrors), `content` the rectangle (left, top, width,
     height) that the picture occupies on `canvas`, `grid` (rows, columns) of visual tokens, and `budget` the number of
-    visual tokens that bounded it.
+    visual tokens that bounded it. `page` of `pages` is which page of its file it is; `source` is the larger file that it was made
+    from, None when it is the file itself.
     """
 
     format: str
@@ -118,6 +131,9 @@ class Saw:
     grid: tuple[int, int]
     visual_tokens: int
     budget: int
+    page: int = 1
+    pages: int = 1
+    source: Source | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +224,7 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One generated token. `logprob` and `top` are filled when the request asked for log-probabilities."""
+    """One generated token. `logprob` and `top` are filled when the request asked for log-probabilities or confidence."""
 
     id: int
     text: str
@@ -265,7 +281,11 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The whole reply to one request."""
+    """The whole reply to one request.
+
+    `repeat` is the loop that was cut off where `finish_detail` is `loop`: `text` and `tokens` end with its first copy, while
+    `usage` counts all tokens that were generated. `confidence` is there when the request asked for it.
+    """
 
     request_id: str
     text: str
@@ -283,6 +303,8 @@ class Result:
     complete: bool | None = None
     """Whether `text` has the structure that the request asked for; None where it asked for none. Only a limit, a stop string or
     a cancel can make it False."""
+    repeat: Repeat | None = None
+    confidence: Confidence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +312,8 @@ class Delta:
     """New text of one request.
 
     `text` never ends inside a character and never holds the beginning of a stop string, so it may be empty while `tokens` is
-    not; the last delta of a request may carry held-back text and no token. Deltas joined equal the result's text.
+    not; the last delta of a request may carry held-back text and no token. Where loops are watched for, text and tokens that may
+    be a loop are held back together. Deltas joined equal the result's text, and their tokens the result's.
     """
 
     request_id: str

@@ -21,6 +21,9 @@ import time
 import torch
 
 from kaminari_core.errors import KaminariError
+from kaminari_core.evidence.calibration import Calibration
+from kaminari_core.evidence.confidence import confidence_of
+from kaminari_core.evidence.loops import LoopGuard
 from kaminari_core.flow import Drafts, Embedded, FinishDetail, Prepared, Request, Result, Timings, Usage
 from kaminari_core.prompt_lookup import GramIndex
 from kaminari_core.protocols import Detokenizer, ModelShape
@@ -55,6 +58,8 @@ class Live:
         max_length: int,
         max_tokens: int,
         constraint: Constraint | None = None,
+        guard: LoopGuard | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         self.prepared, self.send, self.constraint = prepared, send, constraint
         self.submitted, self.ready = submitted, time.monotonic()
@@ -70,13 +75,14 @@ class Live:
         self.batch_id: int | None = None
         self.grouped = False
         self.error: KaminariError | None = None
+        self._calibration = calibration
         request = prepared.request
         # The first token needs no cache position: it comes from the prompt's last.
         room = max_length - prepared.length + 1
         limit = request.max_tokens or max_tokens
         detail: FinishDetail = "max_tokens" if limit <= room else "context_full"
         end_tokens = () if request.ignore_end else frozenset(shape.end_tokens)
-        self.reply = Reply(detokenizer, request.stop, end_tokens, min(limit, room), detail)
+        self.reply = Reply(detokenizer, request.stop, end_tokens, min(limit, room), detail, guard)
         self.sampler = RowSampler(request.sampling, prepared.tokens, shape.vocabulary, device)
 
     @property
@@ -97,10 +103,11 @@ class Live:
     def result(self, now: float, device: torch.device) -> Result:
         """The whole reply, once `reply.finish` is set."""
         assert self.reply.finish is not None, "an unfinished reply has no result"
+        text, tokens = self.reply.text, tuple(self.reply.tokens)
         return Result(
             request_id=self.request.id,
-            text=self.reply.text,
-            tokens=tuple(self.reply.tokens),
+            text=text,
+            tokens=tokens,
             finish_reason=REASONS[self.reply.finish],
             finish_detail=self.reply.finish,
             usage=Usage(self.prepared.length, self.prepared.image_tokens, self.reply.generated),
@@ -110,6 +117,8 @@ class Live:
             drafts=Drafts(self.proposed, self.accepted),
             batch_id=self.batch_id,
             complete=self._complete(self.reply.finish),
+            repeat=self.reply.repeat,
+            confidence=confidence_of(text, tokens, self._calibration) if self.request.confidence else None,
         )
 
     def _complete(self, finish: FinishDetail) -> bool | None:

@@ -26,7 +26,7 @@ from kaminari_core.config import EngineConfig
 from kaminari_core.decode import DecodeCore
 from kaminari_core.draft import Drafter, Gain
 from kaminari_core.errors import EngineError, KaminariError, PluginError
-from kaminari_core.flow import Delta, Failed, Finished
+from kaminari_core.flow import Delta, Failed, Finished, Token
 from kaminari_core.live import Live
 from kaminari_core.protocols import Cache, Group, Later, Model, Scheduler, Waiting
 from kaminari_core.rows import check_finite, choose, feed, take
@@ -119,7 +119,7 @@ class Loop:
         """End a request wherever it is; False when it is not here."""
         live = self._remove(request_id)
         if live is not None:
-            self._finish(live, live.reply.cancel())
+            self._finish(live, *live.reply.cancel())
         return live is not None
 
     def fail(self, request_id: str, error: KaminariError) -> bool:
@@ -300,7 +300,7 @@ class Loop:
                 self._fail(self._retire(live.slot), live.error)
             elif live.reply.ended:
                 self._retire(live.slot)
-                self._finish(live, "")
+                self._finish(live)
 
     def _retire(self, row: int) -> Live:
         """Free a row; the last live row moves into its place."""
@@ -335,9 +335,9 @@ class Loop:
         elif live in self.rows:
             self._retire(live.slot)
 
-    def _finish(self, live: Live, tail: str) -> None:
-        if tail:
-            live.send(Delta(live.request.id, tail, ()))
+    def _finish(self, live: Live, text: str = "", tokens: tuple[Token, ...] = ()) -> None:
+        if text or tokens:
+            live.send(Delta(live.request.id, text, tokens))
         result = live.result(time.monotonic(), self._model.device)
         self.drafts_proposed += live.proposed
         self.drafts_accepted += live.accepted

@@ -7,12 +7,16 @@ of such. It is no JSON Schema; anything that is not empty is refused, because a 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from kaminari_core.errors import RequestError
+from kaminari_core.flow import ImagePart, Request, TextPart
 
 FIELD = "{template}"
 """Where a task's phrase takes a template."""
+READING: Final = frozenset({"ocr", "markdown", "table", "formula", "extract"})
+"""The tasks that say what stands in a picture, by the names that models give them."""
 
 
 def fill(task: str, phrase: str, template: Any = None) -> str:
@@ -61,3 +65,21 @@ def _check(value: Any, place: str) -> None:
 def _shown(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 40 else text[:40] + "..."
+
+
+def task_of(request: Request, tasks: Mapping[str, str]) -> str | None:
+    """The task that a request names, or whose phrase is all that its last message says; `ocr` for pictures without words.
+
+    `tasks` are the phrases of the model, by name. None for anything else.
+    """
+    if request.task is not None or not request.messages:
+        return request.task
+    parts = request.messages[-1].parts
+    words = "".join(part.text for part in parts if isinstance(part, TextPart)).strip()
+    if not words:
+        return "ocr" if "ocr" in tasks and any(isinstance(part, ImagePart) for part in parts) else None
+    for name, phrase in tasks.items():
+        before, field, _ = phrase.partition(FIELD)
+        if words.startswith(before) if field else words == phrase.strip():
+            return name
+    return None
