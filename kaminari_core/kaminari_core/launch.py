@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kaminari_core.checkpoint import resolve
 from kaminari_core.config import EngineConfig
-from kaminari_core.errors import UsageError
+from kaminari_core.quantization.choice import quantizer_of
 from kaminari_core.registry import Registry
 
 if TYPE_CHECKING:
@@ -60,9 +60,7 @@ def load_model(
     """Load the weights of a model; returns it and the configuration with what depends on it resolved, as `open_engine` says."""
     from kaminari_core.placement import resolve_device, resolve_dtype
 
-    if config.quantizer != "none":
-        quantizer = registry.quantizer(config.quantizer)
-        raise UsageError(f"the quantizer {quantizer.name!r} is known, but this version loads no quantized weights")
+    config = dataclasses.replace(config, quantizer=check_quantizer(registry, spec, folder, config))
     device = resolve_device(config.device)
     dtype = str(resolve_dtype(config.dtype, device, folder)).removeprefix("torch.")
     config = dataclasses.replace(config, device=str(device), dtype=dtype)
@@ -72,6 +70,16 @@ def load_model(
         logger.info("max-length is lowered from %d to %d, the model's longest sequence", config.max_length, longest)
         config = dataclasses.replace(config, max_length=longest)
     return loaded, config
+
+
+def check_quantizer(registry: Registry, spec: ModelSpec, folder: Path, config: EngineConfig) -> str:
+    """The name of the quantizer that the checkpoint was packed with, `none` without one; it must be what is asked for.
+
+    Raises UsageError as `quantization.choice.quantizer_of` does, and UnknownNameError for a quantizer that no plugin offers.
+    """
+    if config.quantizer not in ("auto", "none"):
+        registry.quantizer(config.quantizer)
+    return quantizer_of(folder, config.quantizer, spec.name)
 
 
 def engine_over(
@@ -115,6 +123,7 @@ def open_supervised(
 
     spec, folder = resolve(registry, model, checkpoint)
     registry.cache(config.cache), registry.scheduler(config.scheduler)
+    check_quantizer(registry, spec, folder, config)
     setup = Setup(
         plugins=tuple((plugin.name, plugin.target) for plugin in registry.plugins),
         model=spec.name,

@@ -10,7 +10,7 @@ T cache positions, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from typing import ClassVar, Protocol, cast
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,8 @@ class RMSNorm(nn.Module):
 
 class GatedMLP(nn.Module):
     """down(silu(gate(x)) * up(x)) with gate and up in one product: the first half of its rows is the gate (arXiv:2002.05202)."""
+
+    quantizable: ClassVar[tuple[str, ...]] = ("gate_up_proj", "down_proj")
 
     def __init__(self, hidden: int, intermediate: int) -> None:
         super().__init__()
@@ -90,6 +92,8 @@ def attention_mask(step: Step, group: int) -> Tensor:
 
 class Attention(nn.Module):
     """Grouped-query attention over one layer of the slot cache, with fused q, k, v and optional norms on queries and keys."""
+
+    quantizable: ClassVar[tuple[str, ...]] = ("qkv_proj", "o_proj")
 
     def __init__(
         self,
@@ -186,6 +190,8 @@ class Decoder(nn.Module):
     `frequencies` (D / 2) is float32; `axes` names the position axis of each frequency; `table` turns angles into cos and sin for
     the blocks' rotation. `set_rotary` must be called once the device and the longest position are known.
     """
+
+    quantizable_heads: ClassVar[tuple[str, ...]] = ("lm_head",)
 
     def __init__(
         self,

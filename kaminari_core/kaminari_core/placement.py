@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kaminari_core.errors import UsageError
+from kaminari_core.quantization.manifest import is_packed, read_manifest
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +17,9 @@ FLOAT32_BELOW = 1 << 30
 
 
 def checkpoint_bytes(folder: Path) -> int:
-    """Size of the weight files of a checkpoint directory."""
+    """Size of the weight files of a checkpoint directory, or of those that a packed one was made from."""
+    if is_packed(folder):
+        return read_manifest(folder).source.bytes
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 

@@ -7,15 +7,16 @@ requests between them and owns the device thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kaminari_core.flow import Embedded, Prepared, Priority, Request, Sampling
+from kaminari_core.quantization.scheme import Codes, Scheme
 
 Progress = Callable[[str, int, int], None]
 """Called as `progress(stage, done, total)` while something long runs."""
@@ -197,19 +198,25 @@ class Scheduler(Protocol):
         ...
 
 
+ScaleSearch = Literal["rtn", "mse", "activation"]
+
+
 class Quantizer(Protocol):
-    """Replaces linear layers by smaller ones, in a pair of steps around loading."""
+    """Chooses the codes of linear layers' weights, ahead of time. How they are stored, loaded and multiplied is the core's.
 
-    def swap(self, module: nn.Module) -> list[str]:
-        """Replace modules in place while they are on meta; returns the names of those replaced."""
-        ...
+    `bits`, 4 or 8, is what a code has to fit in.
+    """
 
-    def pack(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
-        """Turn one full-precision tensor into the tensors that the replaced module loads, as they stream in."""
-        ...
+    bits: int
 
-    def load(self, sidecar: Path) -> Mapping[str, Tensor]:
-        """Read packed tensors written ahead of time."""
+    def quantize(self, weight: Tensor, scheme: Scheme, search: ScaleSearch, importance: Tensor | None) -> Codes:
+        """Codes, scales and zero points for some rows (N, K) of a weight, of any float type.
+
+        Rows are handed over in pieces, so each must be treated by itself. `search` is what the user asked for: `rtn` rounds to
+        nearest over the whole range of a group, `mse` looks for the scale with the least squared error, `activation` weighs the
+        error of column k by `importance[k]`, float32 (K), the mean square of that input on calibration pages; it is None for the
+        other two. Raises UsageError for a search that this quantizer does not have.
+        """
         ...
 
 

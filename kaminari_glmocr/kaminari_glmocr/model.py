@@ -11,6 +11,7 @@ as in `kaminari_core.layers`.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +76,8 @@ class DraftHead(nn.Module):
     The hidden state is the decoder's behind its final norm; a chained guess continues from the head's own, behind `norm`. So do
     SGLang and transformers' generic MtpLayer (arXiv:2412.19437, section 2.2, has the idea). The rotary position is that of t.
     """
+
+    quantizable_heads: ClassVar[tuple[str, ...]] = ("head",)
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
