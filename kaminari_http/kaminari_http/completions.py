@@ -20,6 +20,7 @@ from kaminari_http.call import Call, unless_client_leaves
 from kaminari_http.openai import LEAST_LOGPROB, report_of, usage_of
 from kaminari_http.requests import choices_of, in_terms_of, request_of
 from kaminari_http.sse import DONE, event, open_stream
+from kaminari_http.structured import structure_of
 from kaminari_http.unsupported import COMPLETIONS
 from kaminari_http.wire import Report, Usage
 from kaminari_http.wire_completions import Completion, CompletionChoice, CompletionLogprobs, CompletionRequest
@@ -52,10 +53,13 @@ def _requests(asked: CompletionRequest) -> list[Request]:
     if asked.stream_options is not None and not asked.stream:
         raise RequestError("stream_options needs stream to be true.", param="stream_options")
     prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
+    structure = structure_of(asked, asked.response_format)
     requests = []
     for prompt in prompts:
         message = Message("user", (TextPart(prompt),))
-        request = request_of((message,), asked, max_tokens=asked.max_tokens, logprobs=asked.logprobs)
+        request = request_of(
+            (message,), asked, max_tokens=asked.max_tokens, logprobs=asked.logprobs, structure=structure
+        )
         requests += choices_of(request, asked.n or 1)
     return requests
 

@@ -25,6 +25,7 @@ from kaminari_http.body import decode_supported, read_json
 from kaminari_http.call import Call, unless_client_leaves
 from kaminari_http.requests import Fetched, choices_of, messages_of, pictures_of, request_of
 from kaminari_http.sse import DONE, event, open_stream
+from kaminari_http.structured import structure_of
 from kaminari_http.unsupported import CHAT
 from kaminari_http.wire import (
     ChatChunk,
@@ -177,7 +178,9 @@ def _choices(asked: ChatRequest, fetched: Fetched) -> list[Request]:
     # The newer name wins; the older is deprecated in OpenAI's API.
     most = asked.max_completion_tokens or asked.max_tokens
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
-    request = request_of(messages_of(asked.messages, fetched), asked, max_tokens=most, logprobs=logprobs)
+    structure = structure_of(asked, asked.response_format)
+    messages = messages_of(asked.messages, fetched)
+    request = request_of(messages, asked, max_tokens=most, logprobs=logprobs, structure=structure)
     return choices_of(request, asked.n or 1)
 
 
@@ -192,7 +195,13 @@ def usage_of(results: Sequence[Result], choices: int) -> Usage:
 def report_of(results: dict[int, Result]) -> Report:
     """What is ours about the choices with these indices."""
     choices = [
-        ChoiceReport(index, result.finish_detail, result.batch_size, result.timings)
+        ChoiceReport(
+            index,
+            result.finish_detail,
+            result.batch_size,
+            result.timings,
+            UNSET if result.complete is None else result.complete,
+        )
         for index, result in results.items()
     ]
     return Report(next(iter(results.values())).saw, choices)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from kaminari_core.data_url import decode_data_url
 from kaminari_core.errors import RequestError
 from kaminari_core.flow import ImagePart, Message, Part, Request, Sampling, TextPart
+from kaminari_core.structured.structure import Structure
 from kaminari_core.tasks import fill
 from kaminari_http.wire import ChatMessage, ImageContent, Options
 
@@ -20,7 +21,12 @@ Fetched = Mapping[str, bytes]
 
 
 def request_of(
-    messages: tuple[Message, ...], options: Options, *, max_tokens: int | None, logprobs: int | None = None
+    messages: tuple[Message, ...],
+    options: Options,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None = None,
+    structure: Structure | None = None,
 ) -> Request:
     """The engine's request for a conversation with these options."""
     return Request(
@@ -29,6 +35,7 @@ def request_of(
         stop=stops_of(options),
         sampling=sampling_of(options, logprobs),
         ignore_end=bool(options.ignore_eos),
+        structure=structure,
         priority=options.priority or "interactive",
         timeout=options.timeout,
     )

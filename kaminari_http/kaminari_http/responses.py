@@ -22,6 +22,7 @@ from kaminari_http.call import Call, unless_client_leaves
 from kaminari_http.openai import report_of, token_logprob
 from kaminari_http.requests import Fetched, image_of, in_terms_of, request_of
 from kaminari_http.sse import named_event, open_stream
+from kaminari_http.structured import structure_of
 from kaminari_http.unsupported import RESPONSES
 from kaminari_http.wire import TokenLogprob
 from kaminari_http.wire_responses import (
@@ -32,6 +33,7 @@ from kaminari_http.wire_responses import (
     OutputDetails,
     OutputMessage,
     OutputText,
+    ReplyText,
     ResponseEvent,
     ResponseObject,
     ResponsesRequest,
@@ -75,7 +77,9 @@ def _request(asked: ResponsesRequest, fetched: Fetched) -> Request:
     if asked.top_logprobs is not None and not asked.include:
         raise RequestError('top_logprobs needs include to be ["message.output_text.logprobs"].', param="top_logprobs")
     logprobs = (asked.top_logprobs or 0) if asked.include else None
-    return request_of(_messages(asked, fetched), asked, max_tokens=asked.max_output_tokens, logprobs=logprobs)
+    structure = structure_of(asked, None if asked.text is None else asked.text.format, "text.format")
+    messages = _messages(asked, fetched)
+    return request_of(messages, asked, max_tokens=asked.max_output_tokens, logprobs=logprobs, structure=structure)
 
 
 def _messages(asked: ResponsesRequest, fetched: Fetched) -> tuple[Message, ...]:
@@ -172,6 +176,7 @@ class _Reply:
             top_p=sampling.top_p,
             top_logprobs=asked.top_logprobs or 0,
             metadata=asked.metadata or {},
+            text=ReplyText() if asked.text is None or asked.text.format is None else ReplyText(asked.text.format),
         )
 
     def _message(self, status: Status, *content: OutputText) -> OutputMessage:

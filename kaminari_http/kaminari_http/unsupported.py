@@ -27,10 +27,7 @@ CHAT: Harmless = {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "grammar": (),
-    "guided_choice": (),
     "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "json_schema": (),
     "length_penalty": (1,),
     "min_p": (0,),
@@ -41,11 +38,9 @@ CHAT: Harmless = {
     "prediction": (),
     "prompt_logprobs": (),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "stop_token_ids": ([],),
     "store": (False,),
-    "structured_outputs": (),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncate_prompt_tokens": (),
@@ -56,8 +51,8 @@ CHAT: Harmless = {
 """Of chat completions."""
 
 _OF_BOTH = (
-    "bad_words min_p min_tokens length_penalty response_format json_schema grammar structured_outputs stop_token_ids "
-    "guided_choice guided_grammar guided_json guided_regex truncate_prompt_tokens use_beam_search"
+    "bad_words min_p min_tokens length_penalty json_schema grammar stop_token_ids guided_grammar truncate_prompt_tokens "
+    "use_beam_search"
 ).split()
 
 COMPLETIONS: Harmless = {
@@ -80,9 +75,9 @@ RESPONSES: Harmless = {
     "previous_response_id": (),
     "prompt": (),
     "reasoning": ({}, {"effort": "none"}, {"effort": None}),
+    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "text": ({}, {"format": {"type": "text"}}, {"format": {"type": "text"}, "verbosity": "medium"}),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncation": ("disabled",),

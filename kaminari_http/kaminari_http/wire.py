@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from kaminari_core.flow import Priority, Role, Saw, Timings
+from kaminari_http.wire_structured import Choices, Pattern, ResponseFormat, StructuredOutputs
 
 MOST_CHOICES = 8
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -55,7 +56,10 @@ class ChatMessage(Struct):
 
 
 class Options(Struct, kw_only=True):
-    """The generation options that every route shares. None means the default."""
+    """The generation options that every route shares. None means the default.
+
+    `regex` and those below it say what the reply is held to; see `structured.py`.
+    """
 
     max_tokens: Count | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -70,6 +74,11 @@ class Options(Struct, kw_only=True):
     ignore_eos: bool | None = None
     priority: Priority | None = None
     timeout: Seconds | None = None
+    regex: Pattern | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: Pattern | None = None
+    guided_choice: Choices | None = None
 
 
 class StreamOptions(Struct):
@@ -89,18 +98,24 @@ class ChatRequest(Options, kw_only=True):
     stream_options: StreamOptions | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
 
 
 class GenerateRequest(Options, kw_only=True, forbid_unknown_fields=True):
-    """The body of `POST /generate`, `POST /generate_stream` and `POST /tokenize`. A key that is not known is an error."""
+    """The body of `POST /generate`, `POST /generate_stream` and `POST /tokenize`. A key that is not known is an error.
+
+    `strict` holds the reply to the shape of the `template`.
+    """
 
     model: str | None = None
     prompt: str | None = None
     task: str | None = None
     template: dict[str, Any] | None = None
+    strict: bool | None = None
     images: list[str] | None = None
     messages: list[ChatMessage] | None = None
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
 
 
 class TopLogprob(Struct):
@@ -140,12 +155,16 @@ class Usage(Struct):
 
 
 class ChoiceReport(Struct):
-    """What kaminari adds about one choice; timings in seconds, memory in bytes."""
+    """What kaminari adds about one choice; timings in seconds, memory in bytes.
+
+    `complete` is there where a structure was asked for: whether the text has it. A limit or a stop string can cut it.
+    """
 
     index: int
     finish_detail: str
     batch_size: int
     timings: Timings
+    complete: bool | UnsetType = UNSET
 
 
 class Report(Struct):
@@ -274,7 +293,7 @@ class Metrics(Struct, kw_only=True):
 
 
 class GenerateReply(Struct, kw_only=True):
-    """The reply of `POST /generate`, and with `done` the last event of `POST /generate_stream`."""
+    """The reply of `POST /generate`, and with `done` the last event of `POST /generate_stream`; `complete` as in ChoiceReport."""
 
     done: bool | UnsetType = UNSET
     request_id: str
@@ -282,6 +301,7 @@ class GenerateReply(Struct, kw_only=True):
     text: str
     finish_reason: str
     finish_detail: str
+    complete: bool | UnsetType = UNSET
     usage: GenerateUsage
     saw: tuple[Saw, ...]
     metrics: Metrics

@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from kaminari_http.wire import MOST_CHOICES, Options, Report, StreamOptions, Usage
+from kaminari_http.wire_structured import ResponseFormat
 
 MOST_PROMPTS = 64
 Prompt = Annotated[str, Meta(min_length=1)]
@@ -21,6 +22,7 @@ class CompletionRequest(Options, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
 
 
 class CompletionLogprobs(Struct):

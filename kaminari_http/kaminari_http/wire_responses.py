@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from kaminari_http.wire import Count, Options, Report, TokenLogprob
+from kaminari_http.wire_structured import PlainFormat, TextFormat, TextSettings
 
 InputRole = Literal["user", "assistant", "system", "developer"]
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -53,6 +54,7 @@ class ResponsesRequest(Options, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     metadata: dict[str, str] | None = None
     stream: bool | None = None
+    text: TextSettings | None = None
 
 
 class OutputText(Struct):
@@ -110,16 +112,10 @@ class Reasoning(Struct):
     summary: None = None
 
 
-class TextFormat(Struct):
-    """Plain text."""
+class ReplyText(Struct):
+    """The format that was asked for, which is plain text unless one was."""
 
-    type: Literal["text"] = "text"
-
-
-class TextSettings(Struct):
-    """Plain text is the only format."""
-
-    format: TextFormat = field(default_factory=TextFormat)
+    format: TextFormat = field(default_factory=PlainFormat)
 
 
 class ResponseObject(Struct, kw_only=True):
@@ -146,7 +142,7 @@ class ResponseObject(Struct, kw_only=True):
     reasoning: Reasoning = field(default_factory=Reasoning)
     service_tier: Literal["default"] = "default"
     store: bool = False
-    text: TextSettings = field(default_factory=TextSettings)
+    text: ReplyText = field(default_factory=ReplyText)
     tool_choice: Literal["auto"] = "auto"
     tools: list[Any] = field(default_factory=list)
     truncation: Literal["disabled"] = "disabled"
