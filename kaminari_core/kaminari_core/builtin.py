@@ -48,12 +48,13 @@ def kaminari_schedulers() -> Iterable[SchedulerSpec]:
 
 @hookimpl
 def kaminari_commands(cli: click.Group) -> None:
-    """The commands `models`, `plugins`, `run`, `bench`, `check` and `compare`."""
+    """The commands `models`, `plugins`, `run`, `bench`, `check`, `compare` and `eval`."""
     from kaminari_core.commands_bench import bench
     from kaminari_core.commands_check import check
     from kaminari_core.commands_compare import compare
+    from kaminari_core.commands_eval import evaluate
     from kaminari_core.commands_list import models, plugins
     from kaminari_core.commands_run import run
 
-    for command in (models, plugins, run, bench, check, compare):
+    for command in (models, plugins, run, bench, check, compare, evaluate):
         cli.add_command(command)

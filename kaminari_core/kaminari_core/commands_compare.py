@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from kaminari_core.checkpoint import resolve
-from kaminari_core.errors import UnknownNameError, UsageError
+from kaminari_core.errors import UsageError
+from kaminari_core.evaluation.task import check_task
 from kaminari_core.options import engine_config, engine_options, option
 from kaminari_core.progress import terminal_progress
-from kaminari_core.registry import Registry, unknown_name
-from kaminari_core.tasks import FIELD
+from kaminari_core.registry import Registry
 
 
 @click.command()
@@ -43,8 +43,10 @@ def compare(
     One table: error rates, exact lines, tokens per second, memory. Each model runs in a process of its own. Needs the extra
     `kaminari-core[eval]`.
     """
-    from kaminari_core.compare import read_set, report, run_alone, table
-    from kaminari_core.quality import check_available
+    from kaminari_core.compare import report, table
+    from kaminari_core.evaluation.extra import check_available
+    from kaminari_core.evaluation.run import run_alone
+    from kaminari_core.evaluation.sets import read_set
 
     check_available()
     config = engine_config(**values)
@@ -52,13 +54,10 @@ def compare(
     # Whatever is wrong with a name is told before the first model is loaded.
     for model, checkpoint in wanted:
         spec, _ = resolve(registry, model, checkpoint)
-        if task not in spec.tasks:
-            raise UnknownNameError(unknown_name(f"task of {spec.name}", task, spec.tasks))
-        if FIELD in spec.tasks[task]:
-            raise UsageError(
-                f"the task {task!r} needs a template, which is another one for each page; choose another task"
-            )
+        check_task(spec, task)
     pages = read_set(Path(folder))
+    if any(page.text is None for page in pages):
+        raise UsageError(f"the set {folder} has pages without a text, which is what is compared; use `kaminari eval`")
     found = []
     with terminal_progress() as progress:
         for done, (model, checkpoint) in enumerate(wanted):

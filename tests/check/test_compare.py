@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
 
 from kaminari_core.cli import program
-from kaminari_core.compare import read_set
-from kaminari_core.errors import UsageError
-from kaminari_core.quality import score
+from kaminari_core.evaluation.sets import read_set
+from kaminari_core.evaluation.text_score import score_text
 from kaminari_core.registry import Registry
 
 LINES = Path(__file__).parent.parent / "qwen3vl" / "data" / "lines"
@@ -36,35 +36,6 @@ def compare(registry: Registry, *options: str | Path) -> Result:
     return CliRunner().invoke(program(registry), ["compare", *map(str, options), *FAST])
 
 
-def test_both_layouts_give_the_same_pages(pages: Path) -> None:
-    by_text = read_set(pages)
-    (pages / "truths.json").write_text(json.dumps({page.name: page.truth for page in by_text}))
-    for page in by_text:
-        page.file.with_suffix(".txt").unlink()
-    assert read_set(pages) == by_text
-    assert [page.name for page in by_text] == ["line-00.png", "line-01.png"]
-
-
-def test_the_held_out_lines_are_a_set() -> None:
-    assert len(read_set(LINES)) == len(list(LINES.glob("*.png")))
-
-
-@pytest.mark.parametrize(
-    ("truths", "message"),
-    [
-        (None, "has no pages"),
-        ("{", "is no JSON"),
-        ('["a"]', "must be a JSON object"),
-        ('{"gone.png": "x"}', "names 'gone.png', which is not there"),
-    ],
-)
-def test_what_is_no_set_is_told(tmp_path: Path, truths: str | None, message: str) -> None:
-    if truths is not None:
-        (tmp_path / "truths.json").write_text(truths)
-    with pytest.raises(UsageError, match=message):
-        read_set(tmp_path)
-
-
 def test_two_models_on_one_table(registry: Registry, folders: dict[str, Path], pages: Path, tmp_path: Path) -> None:
     (pages / "broken.png").write_bytes(b"no picture")
     (pages / "broken.txt").write_text("abc")
@@ -81,17 +52,19 @@ def test_two_models_on_one_table(registry: Registry, folders: dict[str, Path], p
     report = json.loads((out / "compare.json").read_text())
     assert report["visual_tokens"] == 16
     for model in report["models"]:
-        truths = {page.name: page.truth for page in read_set(pages)}
+        truths = {page.name: page.text for page in read_set(pages)}
         assert [page["page"] for page in model["pages"]] == ["broken.png", "line-00.png", "line-01.png"]
         for page in model["pages"]:
-            assert page["score"]["character_edits"] == score(page["text"], truths[page["page"]]).character_edits
+            assert page["score"]["text"] == asdict(score_text(page["text"], truths[page["page"]]))
             assert page["visual_tokens"] <= 16
         refused = model["pages"][0]
         assert "broken.png" in refused["error"]
-        assert (refused["text"], refused["score"]["character_edits"]) == ("", 3)
+        assert (refused["status"], refused["text"], refused["score"]["text"]["deleted"]) == ("failed", "", 3)
         assert all(page["tokens"] == 8 for page in model["pages"][1:])
-        edits = sum(page["score"]["character_edits"] for page in model["pages"])
-        assert model["cer"] == edits / sum(page["score"]["characters"] for page in model["pages"])
+        counts = [page["score"]["text"] for page in model["pages"]]
+        edits = sum(count[kind] for count in counts for kind in ("inserted", "deleted", "substituted"))
+        assert model["quality"]["cer"] == edits / sum(count["characters"] for count in counts)
+        assert [model["quality"][kind] for kind in ("pages", "read", "failed")] == [3, 2, 1]
         assert model["memory"] > 50e6
         assert model["tokens_per_s"] * model["seconds"] == pytest.approx(16)
 
