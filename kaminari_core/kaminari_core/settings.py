@@ -153,6 +153,15 @@ def read_sections(rope: Section, head_dim: int) -> tuple[int, int, int]:
     return sections[0], sections[1], sections[2]
 
 
+def read_limits(directory: Path, *, frames: bool = False) -> tuple[int, int | None]:
+    """The fewest and the most visual tokens of one picture; (1, None) for a directory without the processor's configuration."""
+    names = ("preprocessor_config.json", "processor_config.json")
+    if not any((directory / name).is_file() for name in names):
+        return 1, None
+    pictures = read_pictures(directory, frames=frames)
+    return pictures.min_tokens, pictures.max_tokens
+
+
 def read_pictures(directory: Path, *, frames: bool = False) -> PictureConfig:
     """From preprocessor_config.json, or from the processor_config.json that transformers 5 writes in its place.
 

@@ -44,12 +44,22 @@ class ModelSpec(Spec):
     checkpoint names such as `tiny` to `"package:folder"`; `tasks` maps task names to the prompt text that asks for them, where
     `{template}` is the place of a JSON template that the user gives (see `tasks.fill`); `reference` is the target of a callable
     `(checkpoint, device, dtype) -> protocols.Reference`, the stock implementation that tests and benchmarks compare against.
+    `footprint` is the target of a callable `(checkpoint) -> fit.Footprint` that imports nothing heavy, for the memory plan, and
+    `shapes` maps published sizes such as `2b` to `"package:folder"` with their config.json, so that it can be asked about them.
     """
 
     model_types: tuple[str, ...] = ()
     bundled: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     tasks: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     reference: str | None = None
+    footprint: str | None = None
+    shapes: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def load_footprint(self) -> Any:
+        """Import and return the callable that reads a checkpoint's sizes. Raises PluginError when there is none."""
+        if self.footprint is None:
+            raise PluginError(f"the model {self.name!r} names no footprint, so its memory cannot be planned")
+        return self._import(self.footprint)
 
     def load_reference(self) -> Any:
         """Import and return the callable that loads the stock implementation. Raises PluginError when there is none."""

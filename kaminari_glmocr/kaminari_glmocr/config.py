@@ -83,7 +83,7 @@ def read_config(directory: Path) -> Config:
     Raises CheckpointError for files and keys that are missing, of the wrong type, or describe what is not supported.
     """
     top = read_top(directory, MODEL_TYPES)
-    vision = _vision(top.section("vision_config"))
+    text, vision = read_sizes(directory)
     pictures = read_pictures(directory, frames=True)
     check_patches(
         directory,
@@ -95,7 +95,13 @@ def read_config(directory: Path) -> Config:
     end_tokens, sampling = read_generation(directory, top.section("text_config"))
     names = ("image_start", "image_end", "video", "video_start", "video_end")
     markers = tuple(top.get(f"{name}_token_id", int) for name in names)
-    return Config(_text(top), vision, pictures, top.get("image_token_id", int), markers, end_tokens, sampling)
+    return Config(text, vision, pictures, top.get("image_token_id", int), markers, end_tokens, sampling)
+
+
+def read_sizes(directory: Path) -> tuple[TextConfig, VisionConfig]:
+    """The part of `read_config` that config.json alone decides. Raises CheckpointError as it does."""
+    top = read_top(directory, MODEL_TYPES)
+    return _text(top), _vision(top.section("vision_config"))
 
 
 def _text(top: Section) -> TextConfig:

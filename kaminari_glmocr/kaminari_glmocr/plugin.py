@@ -35,5 +35,8 @@ def kaminari_models() -> Iterable[ModelSpec]:
             bundled=BUNDLED,
             tasks=TASKS,
             reference="kaminari_glmocr.reference:load",
+            footprint="kaminari_glmocr.footprint:footprint",
+            # The published size, so that the memory plan can be asked about it.
+            shapes=MappingProxyType({"glm-ocr": "kaminari_glmocr:shapes/glm-ocr"}),
         )
     ]

@@ -89,8 +89,7 @@ def read_config(directory: Path) -> Config:
     Raises CheckpointError for files and keys that are missing, of the wrong type, or describe what is not supported.
     """
     top = read_top(directory, MODEL_TYPES)
-    model_type = top.get("model_type", str)
-    vision = _vision(top.section("vision_config"), model_type)
+    text, vision = read_sizes(directory)
     pictures = read_pictures(directory)
     check_patches(
         directory,
@@ -100,7 +99,14 @@ def read_config(directory: Path) -> Config:
         temporal_patch_size=vision.temporal_patch_size,
     )
     end_tokens, sampling = read_generation(directory, top.section("text_config"))
-    return Config(_text(top, model_type), vision, pictures, top.get("image_token_id", int), end_tokens, sampling)
+    return Config(text, vision, pictures, top.get("image_token_id", int), end_tokens, sampling)
+
+
+def read_sizes(directory: Path) -> tuple[TextConfig, VisionConfig]:
+    """The part of `read_config` that config.json alone decides. Raises CheckpointError as it does."""
+    top = read_top(directory, MODEL_TYPES)
+    model_type = top.get("model_type", str)
+    return _text(top, model_type), _vision(top.section("vision_config"), model_type)
 
 
 def _text(top: Section, model_type: str) -> TextConfig:

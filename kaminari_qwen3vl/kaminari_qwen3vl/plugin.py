@@ -16,6 +16,9 @@ TASKS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+# Published sizes whose configuration comes along, so that the memory plan can be asked about them.
+SIZES = ("2b", "4b", "8b", "32b", "30b-a3b")
+
 
 @hookimpl
 def kaminari_models() -> Iterable[ModelSpec]:
@@ -29,5 +32,7 @@ def kaminari_models() -> Iterable[ModelSpec]:
             bundled=MappingProxyType({"tiny": "kaminari_qwen3vl:tiny"}),
             tasks=TASKS,
             reference="kaminari_qwen3vl.reference:load",
+            footprint="kaminari_qwen3vl.footprint:footprint",
+            shapes=MappingProxyType({size: f"kaminari_qwen3vl:shapes/{size}" for size in SIZES}),
         )
     ]
