@@ -60,6 +60,9 @@ class EngineConfig:
     """Pause guessing at numbers of rows where it is measured to lose."""
     loop_guard: bool = True
     """End a reply of a reading task (`ocr`, `table` and the like) that repeats itself; a request can say otherwise."""
+    calibration: str = "auto"
+    """Makes confidences probabilities: a file that `kaminari eval --calibrate` wrote, `none`, or `auto` (the checkpoint's
+    calibration.json, if it has one)."""
     stall_seconds: float = 180.0
     """An engine that has work and makes no step for this long has stalled. The first steps compile, unless warmed up."""
 

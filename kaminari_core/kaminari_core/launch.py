@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kaminari_core.checkpoint import resolve
 from kaminari_core.config import EngineConfig
+from kaminari_core.evidence.calibration import Calibration, calibration_of
 from kaminari_core.quantization.choice import quantizer_of
 from kaminari_core.registry import Registry
 
@@ -46,8 +47,9 @@ def open_engine(
     """
     spec, folder = resolve(registry, model, checkpoint)
     registry.cache(config.cache), registry.scheduler(config.scheduler)
+    calibration = calibration_of(folder, config.calibration)
     loaded, config = load_model(registry, spec, folder, config, progress)
-    engine = engine_over(registry, spec, loaded, config, name, watch=watch)
+    engine = engine_over(registry, spec, loaded, config, name, watch=watch, calibration=calibration)
     if warm_up and config.compile:
         engine.warm_up(progress)
     engine.start()
@@ -90,6 +92,7 @@ def engine_over(
     name: str | None = None,
     *,
     watch: Watch | None = None,
+    calibration: Calibration | None = None,
 ) -> Engine:
     """An engine, not started, with a cache and a scheduler of its own over a loaded model. Several may share one model."""
     from kaminari_core.engine import Engine
@@ -98,7 +101,9 @@ def engine_over(
     width = 1 if config.draft == "none" else config.draft_tokens + 1
     cache = cache_spec.load()(loaded.shape, config.slots, config.max_length, loaded.device, loaded.dtype, width=width)
     scheduler = scheduler_spec.load()(config)
-    return Engine(name or spec.name, loaded, cache, scheduler, config, tasks=spec.tasks, watch=watch)
+    return Engine(
+        name or spec.name, loaded, cache, scheduler, config, tasks=spec.tasks, watch=watch, calibration=calibration
+    )
 
 
 def open_supervised(
@@ -124,6 +129,7 @@ def open_supervised(
     spec, folder = resolve(registry, model, checkpoint)
     registry.cache(config.cache), registry.scheduler(config.scheduler)
     check_quantizer(registry, spec, folder, config)
+    calibration_of(folder, config.calibration)
     setup = Setup(
         plugins=tuple((plugin.name, plugin.target) for plugin in registry.plugins),
         model=spec.name,

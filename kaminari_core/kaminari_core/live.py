@@ -43,7 +43,9 @@ class Live:
     `length` counts the cache positions it fills, `slot` is its cache row (-1 while it has none), `chosen` lists the ids of all
     generated tokens, of which the last is not in the cache yet, and `fresh` those of the last step. `grams` is prompt lookup's.
     `held` is when the scheduler first put it off, 0 if it did not; `grouped` whether its batch is prefilled before any of it is
-    decoded; `error` what it is about to fail with. `constraint` is where the reply stands in the structure it is held to, if any.
+    decoded; `wants_logprobs` whether the log-probabilities of chosen tokens are wanted and no others, and `logprobs` those of the
+    last step; `error` what it is about to fail with. `constraint` is where the reply stands in the structure it is held to, if
+    any.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Live:
         self.slot, self.length = -1, 0
         self.chosen: list[int] = []
         self.fresh: list[int] = []
+        self.logprobs: list[float] = []
         self.proposed = self.accepted = 0
         self.grams: GramIndex | None = None
         self.embedded: Embedded | None = None
@@ -77,6 +80,8 @@ class Live:
         self.error: KaminariError | None = None
         self._calibration = calibration
         request = prepared.request
+        alternatives = request.sampling.logprobs
+        self.wants_logprobs = alternatives == 0 or (request.confidence and not alternatives)
         # The first token needs no cache position: it comes from the prompt's last.
         room = max_length - prepared.length + 1
         limit = request.max_tokens or max_tokens

@@ -10,7 +10,7 @@ from torch import Tensor
 from kaminari_core.errors import EngineError
 from kaminari_core.flow import Alternative, Delta, Token
 from kaminari_core.live import Live
-from kaminari_core.sampling import logprobs
+from kaminari_core.sampling import logprobs, token_logprobs
 from kaminari_core.structured.masks import Masks
 
 NOT_FINITE = (
@@ -47,7 +47,7 @@ def choose(
     each row that is held to a structure where tokens are forbidden, bool (guesses + 1, vocabulary).
 
     A token is -1 where the logits are not finite: the largest is then not-a-number or infinite. The read at the end is the only
-    wait for the device in a step without drafts.
+    wait for the device in a step without drafts; the log-probabilities of rows that want them come with it, see `Live.logprobs`.
     """
     with torch.inference_mode():
         forbidden = _forbidden(rows, guesses, masks)
@@ -59,8 +59,15 @@ def choose(
                 width = len(banned)
                 chosen[index, :width] = logits[index, :width].masked_fill(banned, -torch.inf).argmax(dim=-1)
         chosen = chosen.masked_fill(~highest.isfinite(), -1)
-    tokens: list[list[int]] = chosen.tolist()
-    return tokens, forbidden
+        wanting = [index for index, live in enumerate(rows) if live.wants_logprobs]
+        if not wanting:
+            return chosen.tolist(), forbidden
+        own = token_logprobs(logits[wanting], chosen[wanting])
+        # In one read, and exactly: doubles hold every token.
+        read = torch.cat([chosen.double(), own.double()]).tolist()
+    for index, values in zip(wanting, read[len(rows) :], strict=True):
+        rows[index].logprobs = values
+    return [list(map(int, tokens)) for tokens in read[: len(rows)]], forbidden
 
 
 def _forbidden(rows: Sequence[Live], guesses: Sequence[Sequence[int]], masks: Masks) -> list[Tensor | None]:
@@ -108,7 +115,8 @@ def take(
                 break
             last = live.constraint.is_stopped
         live.fresh.append(token)
-        added, tokens = live.reply.take(token, *_report(live, token, logits[index]), last=last)
+        known = live.logprobs[index] if live.wants_logprobs and token == chosen[index] else None
+        added, tokens = live.reply.take(token, *_report(live, token, logits[index], known), last=last)
         text += added
         taken += tokens
         right = index < len(guess) and token == guess[index]
@@ -120,10 +128,12 @@ def take(
         live.send(Delta(live.request.id, text, tuple(taken)))
 
 
-def _report(live: Live, token: int, logits: Tensor) -> tuple[float | None, tuple[Alternative, ...]]:
-    """The chosen token's log-probability and the most likely alternatives, where the request asked for them."""
+def _report(
+    live: Live, token: int, logits: Tensor, known: float | None
+) -> tuple[float | None, tuple[Alternative, ...]]:
+    """The token's log-probability, if it is not `known`, and the most likely alternatives, where the request asked for them."""
     count = live.request.sampling.logprobs
-    if count is None:
-        return None, ()
-    own, top = logprobs(logits, token, count)
+    if known is not None or (count is None and not live.wants_logprobs):
+        return known, ()
+    own, top = logprobs(logits, token, count or 0)
     return own, tuple(live.reply.alternative(other, value) for other, value in top)

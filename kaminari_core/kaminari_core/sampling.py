@@ -132,6 +132,17 @@ def logprobs(logits: Tensor, token: int, count: int) -> tuple[float, list[tuple[
     return values[0], list(zip(top.indices.tolist(), values[1:], strict=True))
 
 
+@torch.inference_mode()
+def token_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """The log-probabilities of tokens, int64 (...), under unmodified logits (..., vocabulary): float32 (...), on the device.
+
+    The natural logarithm of softmax at one place, which needs no other place: the logit less the logsumexp of all. A token below
+    0 is none, and what it gets means nothing.
+    """
+    own = logits.gather(-1, tokens.clamp(min=0)[..., None])[..., 0].float()
+    return (own - logits.float().logsumexp(dim=-1)).clamp(max=0)
+
+
 def validate(sampling: Sampling, vocabulary: int) -> None:
     """Refuse settings that no row may run with. Raises RequestError with the field's name as its param."""
     _check_range("temperature", sampling.temperature, 0, 100)

@@ -82,6 +82,17 @@ class Calibration:
         return _checked(values, path)
 
 
+def calibration_of(checkpoint: Path, wanted: str) -> Calibration | None:
+    """The calibration that a setting means: `none`, `auto` (the checkpoint's own, if it has one) or a file.
+
+    Raises UsageError for a file that is missing or no calibration.
+    """
+    own = checkpoint / FILE_NAME
+    if wanted == "none" or (wanted == "auto" and not own.is_file()):
+        return None
+    return Calibration.read(own if wanted == "auto" else Path(wanted))
+
+
 def scale(confidence: float, temperature: float) -> float:
     """Divide the log-odds of a confidence by a temperature: below 1 sharpens, above 1 blunts, 0.5 stays what it is."""
     return _sigmoid(_log_odds(confidence) / temperature)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from json.decoder import scanstring
 from typing import Any
 
 _SPACE = " \t\n\r"
+_DECODER = json.JSONDecoder()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def _walk(text: str, position: int, path: str) -> Iterator[Leaf]:
             continue
         path, index = outer[-1]
         if index < 0:
-            key, position = scanstring(text, position + 1)
+            key, position = _DECODER.raw_decode(text, position)
             path += "/" + key.replace("~", "~0").replace("/", "~1")
             position = _skip(text, position)
         else:
@@ -74,10 +74,9 @@ def _walk(text: str, position: int, path: str) -> Iterator[Leaf]:
 
 
 def _leaf(text: str, position: int, path: str) -> tuple[Leaf, int]:
-    if text[position] == '"':
-        value, stop = scanstring(text, position + 1)
+    value, stop = _DECODER.raw_decode(text, position)
+    if isinstance(value, str):
         return Leaf(path, value, position + 1, stop), stop
-    value, stop = json.JSONDecoder().raw_decode(text, position)
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         value = float(value)  # what JSON writers take
     return Leaf(path, value, position, stop), stop
