@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kaminari_core.hookspecs import hookimpl
-from kaminari_core.specs import CacheSpec, SchedulerSpec
+from kaminari_core.specs import CacheSpec, QuantizerSpec, SchedulerSpec
 
 if TYPE_CHECKING:
     import click
@@ -47,14 +47,32 @@ def kaminari_schedulers() -> Iterable[SchedulerSpec]:
 
 
 @hookimpl
+def kaminari_quantizers() -> Iterable[QuantizerSpec]:
+    """The weight-only quantizers."""
+    return [
+        QuantizerSpec(
+            name="int4",
+            target="kaminari_core.quantization.weight_only:int4",
+            summary="4-bit weights in groups, activations as they are",
+        ),
+        QuantizerSpec(
+            name="int8",
+            target="kaminari_core.quantization.weight_only:int8",
+            summary="8-bit weights in groups, activations as they are",
+        ),
+    ]
+
+
+@hookimpl
 def kaminari_commands(cli: click.Group) -> None:
-    """The commands `models`, `plugins`, `run`, `bench`, `check`, `compare` and `eval`."""
+    """The commands `models`, `plugins`, `run`, `read`, `bench`, `check`, `compare` and `eval`."""
     from kaminari_core.commands_bench import bench
     from kaminari_core.commands_check import check
     from kaminari_core.commands_compare import compare
     from kaminari_core.commands_eval import evaluate
     from kaminari_core.commands_list import models, plugins
+    from kaminari_core.commands_read import read
     from kaminari_core.commands_run import run
 
-    for command in (models, plugins, run, bench, check, compare, evaluate):
+    for command in (models, plugins, run, read, bench, check, compare, evaluate):
         cli.add_command(command)

@@ -67,6 +67,10 @@ class ImageError(RequestError):
     """A picture that cannot be read or exceeds a limit."""
 
 
+class DocumentError(RequestError):
+    """A document, or one page of it, that cannot be read or exceeds a limit."""
+
+
 class QueueFullError(KaminariError):
     """The bounded queue is full; the same request may succeed after `retry_after` seconds."""
 

@@ -14,6 +14,7 @@ may have set it for other reasons, so it is neither changed nor allowed to decid
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,14 @@ from PIL import (
 from kaminari_core.config import EngineConfig
 from kaminari_core.errors import ImageError
 
+
+def _read_heif(file: io.BytesIO) -> ImageFile.ImageFile:
+    from pillow_heif import HeifImageFile
+
+    image: ImageFile.ImageFile = HeifImageFile(file)
+    return image
+
+
 READERS: Final[Mapping[str, Callable[[io.BytesIO], ImageFile.ImageFile]]] = MappingProxyType(
     {
         "JPEG": JpegImagePlugin.JpegImageFile,
@@ -49,6 +58,7 @@ READERS: Final[Mapping[str, Callable[[io.BytesIO], ImageFile.ImageFile]]] = Mapp
         "TIFF": TiffImagePlugin.TiffImageFile,
         "BMP": BmpImagePlugin.BmpImageFile,
         "AVIF": AvifImagePlugin.AvifImageFile,
+        "HEIC": _read_heif,
     }
 )
 SIGNATURES: Final = (
@@ -71,6 +81,7 @@ SIGNATURES: Final = (
 )
 BITS_PER_SAMPLE, PHOTOMETRIC, TILE_WIDTH, TILE_LENGTH, SAMPLE_FORMAT = 258, 262, 322, 323, 339  # TIFF tags
 WHITE_IS_ZERO, UNSIGNED = 0, 1  # and values of two of them
+HEIF_EXTRA: Final = ", and HEIC with the extra kaminari-core[heif]"
 HEIC_BRANDS: Final = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
 TURNS: Final[Mapping[int, tuple[str, Image.Transpose]]] = MappingProxyType(
     {
@@ -131,8 +142,14 @@ def sniff(data: bytes) -> str | None:
 
 
 def accepted_formats() -> tuple[str, ...]:
-    """The formats that this installation of Pillow decodes."""
-    return tuple(kind for kind in READERS if kind not in ("AVIF", "WebP") or features.check(kind.lower()))
+    """The formats that this installation decodes: those of its Pillow, and HEIC with pillow-heif."""
+    return tuple(kind for kind in READERS if _is_decoded(kind))
+
+
+def _is_decoded(kind: str) -> bool:
+    if kind == "HEIC":
+        return importlib.util.find_spec("pillow_heif") is not None
+    return kind not in ("AVIF", "WebP") or bool(features.check(kind.lower()))
 
 
 def read_header(data: bytes, name: str) -> Header:
@@ -143,7 +160,8 @@ def read_header(data: bytes, name: str) -> Header:
         found = (
             "is empty" if not data else f"is of the format {kind}" if kind else "is in no picture format that is known"
         )
-        raise _unreadable(name, f"{found}; accepted are {', '.join(accepted)}", code="unsupported_image_format")
+        more = HEIF_EXTRA if kind in ("HEIC", "AVIF") else ""
+        raise _unreadable(name, f"{found}; accepted are {', '.join(accepted)}{more}", code="unsupported_image_format")
     try:
         reader = READERS[kind](io.BytesIO(data))
     except MemoryError:

@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Callable
 
 import numpy as np
+import pillow_heif
 import pytest
 from PIL import ExifTags, Image, ImageFile
 
@@ -334,19 +335,31 @@ HEIC = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 200
         (b"hello", "no picture format"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'><rect/></svg>", "SVG"),
         (b"\xef\xbb\xbf <?xml version='1.0'?>\n<!-- made by hand -->\n<svg/>", "SVG"),
-        (HEIC, "HEIC"),
         (b"%PDF-1.7\n", "PDF"),
         (b"<!DOCTYPE html><html></html>", "HTML"),
         (b"\0\0\0\x0cJXL \r\n\x87\n", "JPEG XL"),
         (b"\0\0\0\x20ftypisom" + b"\0" * 40, "no picture format"),
     ],
-    ids=["empty", "text", "svg", "svg-xml", "heic", "pdf", "html", "jxl", "mp4"],
+    ids=["empty", "text", "svg", "svg-xml", "pdf", "html", "jxl", "mp4"],
 )
 def test_other_formats_are_refused_by_name(data: bytes, reason: str) -> None:
     with pytest.raises(ImageError, match=rf"^page 3: .*{reason}.*accepted are JPEG, PNG, WebP") as caught:
         open_picture(data, "page 3", CONFIG)
     assert caught.value.param == "page 3"
     assert caught.value.code == "unsupported_image_format"
+
+
+def test_heic_is_read_where_its_library_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = io.BytesIO()
+    pillow_heif.from_pillow(quartered()).save(buffer, quality=-1)
+    picture = open_picture(buffer.getvalue(), "picture", CONFIG)
+    assert (picture.format, picture.decoded, picture.rotation) == ("HEIC", (64, 32), "none")
+    assert corners(picture.image) == corners(quartered())
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    for data in (HEIC, buffer.getvalue()):
+        with pytest.raises(ImageError, match=r"HEIC; accepted are JPEG, .*kaminari-core\[heif\]") as caught:
+            open_picture(data, "page 3", CONFIG)
+        assert caught.value.code == "unsupported_image_format"
 
 
 def test_avif_behind_a_heif_brand() -> None:
