@@ -19,12 +19,14 @@ from kaminari_core.options import NumberRange, engine_config, engine_options, mo
 from kaminari_core.progress import terminal_progress
 from kaminari_core.registry import Registry, unknown_name
 from kaminari_core.specs import ModelSpec
+from kaminari_core.structured.command_line import read_structure, structure_options
 from kaminari_core.tasks import fill
 
 if TYPE_CHECKING:
     from kaminari_core.config import EngineConfig
     from kaminari_core.engine import Engine
     from kaminari_core.flow import ImagePart, Message, Request, Result, Sampling
+    from kaminari_core.structured.structure import Structure
 
 TEMPLATE_TOKENS = 256
 """Room in the cache for what a chat template adds around the words and pictures of a request."""
@@ -48,6 +50,7 @@ TEMPLATE_TOKENS = 256
     help='What a task such as extract is to read: a JSON object of empty strings, {"total": "", "date": ""}, or a file of it.',
 )
 @option("--system", metavar="TEXT", help="A system message before the prompt.")
+@structure_options
 @option("--json", "as_json", is_flag=True, help="Print one JSON object: text, finish_reason, usage, timings, saw.")
 @option(
     "--temperature",
@@ -108,19 +111,22 @@ def run(
     start, stop = values.pop("sampling"), tuple(values.pop("stop"))
     # What can be told without the model is told before it is loaded.
     spec, folder = resolve(registry, model, checkpoint)
-    words = _words(spec, prompt, task, bool(images), template)
+    fields = None if template is None else read_template(template)
+    words = _words(spec, prompt, task, bool(images), fields)
+    held = {name: values.pop(name) for name in ("schema", "regex", "json_object", "strict")}
+    structure = read_structure(**held, template=fields)
     _check_texts({"the PROMPT": words, "--system": system or "", "--stop": "".join(stop)})
     messages = _messages(words, system, images)
     config = _config(messages, values)
     with _opened(registry, spec, folder, config) as engine:
-        request = _request(messages, _sampling(engine, start, drawing), stop)
+        request = _request(messages, _sampling(engine, start, drawing), stop, structure)
         if as_json:
             click.echo(json.dumps(_report(engine.generate(request)), ensure_ascii=False))
         else:
             _stream(engine, request)
 
 
-def _words(spec: ModelSpec, prompt: str | None, task: str | None, pictures: bool, template: str | None) -> str:
+def _words(spec: ModelSpec, prompt: str | None, task: str | None, pictures: bool, template: Any) -> str:
     """The prompt, or the one that the task stands for."""
     if prompt is not None:
         if not prompt.strip() and not pictures:
@@ -139,7 +145,7 @@ def _words(spec: ModelSpec, prompt: str | None, task: str | None, pictures: bool
             f"{unknown_name(f'task of {spec.name}', task, spec.tasks)} A PROMPT may ask for anything."
         )
     try:
-        return fill(task, spec.tasks[task], None if template is None else read_template(template))
+        return fill(task, spec.tasks[task], template)
     except RequestError as error:
         raise UsageError(f"--template: {error}") from error
 
@@ -221,10 +227,12 @@ def _sampling(engine: Engine, start: str, drawing: Mapping[str, Any]) -> Samplin
     return dataclasses.replace(engine.model.sampling_defaults if start == "checkpoint" else Sampling(), **given)
 
 
-def _request(messages: tuple[Message, ...], sampling: Sampling, stop: tuple[str, ...]) -> Request:
+def _request(
+    messages: tuple[Message, ...], sampling: Sampling, stop: tuple[str, ...], structure: Structure | None
+) -> Request:
     from kaminari_core.flow import Request
 
-    return Request(messages, stop=stop, sampling=sampling)
+    return Request(messages, stop=stop, sampling=sampling, structure=structure)
 
 
 def _stream(engine: Engine, request: Request) -> None:
@@ -247,9 +255,11 @@ def _note_cut(result: Result) -> None:
     """Say on stderr when the text ends where a limit was, not where the model ended it."""
     if result.finish_reason == "length":
         flag = "--max-tokens" if result.finish_detail == "max_tokens" else "--max-length"
-        click.echo(f"note: the reply was cut after {result.usage.completion_tokens} tokens ({flag})", err=True)
+        cut = "" if result.complete is not False else " and has not the structure that was asked for"
+        click.echo(f"note: the reply was cut after {result.usage.completion_tokens} tokens ({flag}){cut}", err=True)
 
 
 def _report(result: Result) -> dict[str, Any]:
     facts = dataclasses.asdict(result)
-    return {name: facts[name] for name in ("text", "finish_reason", "usage", "timings", "saw")}
+    known = {name: facts[name] for name in ("text", "finish_reason", "usage", "timings", "saw")}
+    return known if result.complete is None else {**known, "complete": result.complete}

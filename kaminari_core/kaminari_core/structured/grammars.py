@@ -1,7 +1,7 @@
 """Compiles the structures of requests into constraints, once for each content. Used from worker threads.
 
 What a grammar lets through is narrower than JSON in one point: between two JSON tokens there may be one space, or one line
-break with up to 64 blanks or tabs. Nothing else bounds whitespace, and a model that falls into it would write it until its
+break with up to 32 blanks or tabs. Nothing else bounds whitespace, and a model that falls into it would write it until its
 token limit.
 """
 
@@ -16,18 +16,28 @@ from typing import TYPE_CHECKING
 from kaminari_core.errors import RequestError
 from kaminari_core.protocols import Model
 from kaminari_core.structured.constraint import Constraint, broken
-from kaminari_core.structured.schema import check_enforceable
+from kaminari_core.structured.schema import check_enforceable, close_objects
 from kaminari_core.structured.structure import CODE, Structure
-from kaminari_core.structured.vocabulary import build_tokenizer
+from kaminari_core.structured.vocabulary import build_tokenizer, require_llguidance
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MOST_GRAMMARS = 64
 """Compiled grammars that one engine keeps; beyond it, the one that was not used for longest is dropped."""
-WHITESPACE = r"( |\r?\n[ \t]{0,64})"
+WHITESPACE = r"( |\r?\n[ \t]{0,32})"
 # Otherwise text that the grammar leaves no choice about would have to be cut into tokens here instead of by the model.
 _HEADER = '%llguidance {"no_forcing": true}\nstart: '
+
+
+def check_structure(structure: Structure) -> None:
+    """Raise RequestError where no grammar can be made of a structure, as far as that can be told without a model."""
+    require_llguidance()
+    from llguidance import LLMatcher
+
+    is_invalid, messages = LLMatcher.validate_grammar_with_warnings(_HEADER + _rule(structure))
+    if is_invalid:
+        raise _refusal(structure, messages[0])
 
 
 class Grammars:
@@ -74,9 +84,7 @@ class Grammars:
             # The first mask is the slowest, and it tells whether any token of this vocabulary can begin the reply.
             matcher.compute_bitmask()
         if broken(matcher):
-            raise RequestError(
-                f"{structure.name} cannot be enforced: {_explained(matcher)}", param=structure.name, code=CODE
-            )
+            raise _refusal(structure, matcher.get_error() or "no reply could satisfy it")
         return matcher
 
     def _ready_tokenizer(self) -> LLTokenizer:
@@ -93,7 +101,7 @@ def _rule(structure: Structure) -> str:
         check_enforceable(schema, structure.name)
         # The options that a schema may bring along could turn off what is promised here.
         options = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
-        return "%json " + json.dumps(schema | options, ensure_ascii=False)
+        return "%json " + json.dumps(close_objects(schema) | options, ensure_ascii=False)
     if structure.kind == "regex":
         from llguidance import regex_to_lark
 
@@ -101,8 +109,8 @@ def _rule(structure: Structure) -> str:
     return " | ".join(json.dumps(each, ensure_ascii=False) for each in json.loads(structure.text))
 
 
-def _explained(matcher: LLMatcher) -> str:
-    """llguidance's message without the places in the grammar that was made around the structure."""
-    words = matcher.get_error() or "no reply could satisfy it"
+def _refusal(structure: Structure, words: str) -> RequestError:
+    """llguidance's words without the places in the grammar that was made around the structure."""
     words = re.sub(r"^(at )?\d+\(\d+\): (failed to compile JSON schema: )?", "", words)
-    return re.sub(r"\n +1 \| .*", "", words, flags=re.DOTALL).strip()
+    words = re.sub(r"\n +\d+ \| .*", "", words, flags=re.DOTALL).strip()
+    return RequestError(f"{structure.name} cannot be enforced: {words}", param=structure.name, code=CODE)

@@ -1,7 +1,10 @@
-"""What llguidance takes for enforceable and is not, found in a schema before it is compiled."""
+"""What is done to a schema before llguidance compiles it: one promise that a grammar cannot keep is found, and objects that say
+nothing of further properties are closed.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +14,8 @@ NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSc
 """Keywords whose value maps names to schemas."""
 SINGLE = ("additionalProperties", "items", "not", "if", "then", "else", "contains", "propertyNames")
 LISTED = ("anyOf", "oneOf", "allOf", "prefixItems")
+COMBINING = frozenset({"anyOf", "oneOf", "allOf", "$ref", "dependentSchemas"})
+CONDITIONAL = frozenset({"not", "if", "unevaluatedProperties"})
 
 
 def check_enforceable(schema: Any, name: str) -> None:
@@ -29,6 +34,24 @@ def check_enforceable(schema: Any, name: str) -> None:
                 param=name,
                 code="invalid_structure",
             )
+
+
+def close_objects(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with `additionalProperties: false` in every object that names properties and says nothing of others.
+
+    What is valid under the result is valid under the schema. A model that may add properties of its own often does, and does
+    not stop. A schema whose objects are put together of several parts is left as it is: each part would exclude the others.
+    """
+    for each in _schemas(schema):
+        parts = COMBINING & each.keys()
+        if CONDITIONAL & each.keys() or ("properties" in each and parts) or len(each.get("allOf", ())) > 1:
+            return schema
+    closed = copy.deepcopy(schema)
+    for each in _schemas(closed):
+        names = each.get("properties")
+        if isinstance(names, dict) and {"additionalProperties", "patternProperties"}.isdisjoint(each):
+            each.setdefault("additionalProperties", bool(set(each.get("required", ())) - names.keys()))
+    return closed
 
 
 def _schemas(schema: Any) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ only say which tokens may come next.
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING
 
 from kaminari_core.errors import UsageError
@@ -38,17 +39,22 @@ class TokenTable:
         raise NotImplementedError("grammars force no tokenization")
 
 
+def require_llguidance() -> None:
+    """Raise UsageError where the library is not installed."""
+    if importlib.util.find_spec("llguidance") is None:
+        raise UsageError(
+            "structured output needs llguidance, which is not installed; pip install 'kaminari-core[structured]'"
+        )
+
+
 def build_tokenizer(shape: ModelShape, detokenizer: Detokenizer) -> LLTokenizer:
     """The tokenizer that llguidance matches with; takes about a second for 150,000 tokens.
 
     Raises UsageError where llguidance is not installed.
     """
-    try:
-        from llguidance import LLTokenizer, TokenizerWrapper
-    except ImportError as error:
-        raise UsageError(
-            "structured output needs llguidance, which is not installed; pip install 'kaminari-core[structured]'"
-        ) from error
+    require_llguidance()
+    from llguidance import LLTokenizer, TokenizerWrapper
+
     table = TokenTable(shape, detokenizer)
     return LLTokenizer(
         TokenizerWrapper(table),
