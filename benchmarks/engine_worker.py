@@ -40,7 +40,11 @@ def main() -> None:
         for line in sys.stdin:
             [result] = serve_together(engine, request, json.loads(line)["new_tokens"], 1)
             timings = result.timings
-            turn = {"ttft": timings.ttft, "seconds": timings.total - timings.ttft, "tokens": [token.id for token in result.tokens]}
+            turn = {
+                "ttft": timings.ttft,
+                "seconds": timings.total - timings.ttft,
+                "tokens": [token.id for token in result.tokens],
+            }
             print(json.dumps(turn), flush=True)
 
 
