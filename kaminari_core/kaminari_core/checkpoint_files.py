@@ -31,7 +31,7 @@ class Entry:
     dtype: str
 
 
-def _files(directory: Path) -> list[Path]:
+def tensor_files(directory: Path) -> list[Path]:
     """The checkpoint's tensor files: the single file when there is one, else the shards of the index."""
     if (directory / SINGLE_FILE).is_file():
         return [directory / SINGLE_FILE]
@@ -59,7 +59,7 @@ def _weight_map(directory: Path) -> dict[str, str]:
 def read_entries(directory: Path) -> dict[str, Entry]:
     """Every tensor by name. Raises CheckpointError for files that are missing or damaged, or disagree with the index."""
     entries: dict[str, Entry] = {}
-    for file in _files(directory):
+    for file in tensor_files(directory):
         with opened(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118 (not a mapping)
                 if name in entries:

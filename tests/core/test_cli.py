@@ -285,7 +285,7 @@ def test_the_checkpoints_sampling_is_taken_only_when_asked_for(run: Run, alphabe
         (["--checkpoint", "lattin", "x"], 2, "'lattin'. Did you mean 'latin'?"),
         (["--checkpoint", "latin", "--scheduler", "magic", "x"], 2, "no scheduler 'magic'. There are: continuous"),
         (["--checkpoint", "latin", "--cache", "sttic", "x"], 2, "no cache 'sttic'. Did you mean 'static'?"),
-        (["--checkpoint", "latin", "--quantizer", "int4", "x"], 2, "no quantizer 'int4'"),
+        (["--checkpoint", "latin", "--quantizer", "int3", "x"], 2, "no quantizer 'int3'. Did you mean 'int4'?"),
         (["--checkpoint", "latin", "--slots", "0", "x"], 2, "slots is 0, but must be at least 1"),
         (["--checkpoint", "latin", "--device", "gpu", "x"], 2, "device is 'gpu'; choose auto, cpu, cuda or cuda:N"),
         (["--checkpoint", "latin", "--dtype", "int8", "x"], 2, "'int8' is not one of 'auto', 'float32'"),

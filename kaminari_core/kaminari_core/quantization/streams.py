@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 
 from kaminari_core.errors import CheckpointError
-from kaminari_core.headers import TensorHeader
+from kaminari_core.headers import ITEM_BYTES, TensorHeader
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {
@@ -110,6 +112,14 @@ class StreamWriter:
     def add_tensor(self, name: str, tensor: Tensor) -> str:
         """Write a tensor that is there at once; returns the SHA-256 of its bytes."""
         return self.add(name, NAMES[tensor.dtype], tensor.shape, iter([as_bytes(tensor)]))
+
+    def skip(self, name: str, dtype: str, shape: Sequence[int]) -> None:
+        """Leave the space of a tensor without writing it; where the file system can, it takes none."""
+        start = self._at
+        self._at += math.prod(shape) * ITEM_BYTES[dtype]
+        self._stream.truncate(8 + self._space + self._at)
+        self._stream.seek(0, os.SEEK_END)
+        self._header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, self._at]}
 
     def finish(self, metadata: Mapping[str, str]) -> None:
         """Write the header, and close the file."""
