@@ -40,6 +40,8 @@ class EngineConfig:
     """`bucket` letterboxes onto a small set of canvases; `exact` is the reference processor's resize."""
     visual_tokens: int = 512
     """The most visual tokens one picture may take, in both sizing policies."""
+    page_tokens: int = 0
+    """Visual tokens of the largest picture that is planned for: a larger one is refused instead of shrunk. 0 is no such limit."""
     max_images: int = 16
     """Pictures of one request."""
     max_image_pixels: int = 64_000_000
@@ -63,6 +65,12 @@ class EngineConfig:
     calibration: str = "auto"
     """Makes confidences probabilities: a file that `kaminari eval --calibrate` wrote, `none`, or `auto` (the checkpoint's
     calibration.json, if it has one)."""
+    plan: bool = True
+    """Plan the memory before anything is loaded, and do not start with what cannot fit."""
+    auto: bool = False
+    """Start with fewer slots, a shorter length or a smaller largest page where what was asked for does not fit."""
+    vram: str = "auto"
+    """The memory to plan for, such as 6g or 6144m; `auto` is what is free on the device."""
     stall_seconds: float = 180.0
     """An engine that has work and makes no step for this long has stalled. The first steps compile, unless warmed up."""
 
@@ -72,6 +80,8 @@ class EngineConfig:
         for name in positive:
             if getattr(self, name) < 1:
                 raise UsageError(f"{name.replace('_', '-')} is {getattr(self, name)}, but must be at least 1")
+        if self.page_tokens < 0:
+            raise UsageError(f"page-tokens is {self.page_tokens}, but must be 0 or more")
         if not 0 <= self.batch_window < math.inf:
             raise UsageError(f"batch-window is {self.batch_window}, but must be a number of seconds, 0 or more")
         if not 0 < self.stall_seconds < math.inf:
