@@ -116,7 +116,7 @@ def read(
     if resume and out is None:
         raise UsageError("--resume goes on with what is in a folder; name it with --out")
     spec, checkpoint_folder = resolve(registry, model, checkpoint)
-    question, selection = _question(spec, values), _selection(pages)
+    question, selection = _question(spec, values, format), _selection(pages)
     found = find_sources(paths)
     config = _config(question, values)
 
@@ -143,7 +143,7 @@ def read(
         raise click.exceptions.Exit(1)
 
 
-def _question(spec: ModelSpec, values: dict[str, Any]) -> Question:
+def _question(spec: ModelSpec, values: dict[str, Any], format: Format) -> Question:
     """What is asked of each page, from the options that are about it, which are taken out of `values`."""
     from kaminari_core.documents.pages import Question
 
@@ -154,7 +154,13 @@ def _question(spec: ModelSpec, values: dict[str, Any]) -> Question:
         prompt = fill(task, spec.tasks[task], None if template is None else read_template(template))
     except RequestError as error:
         raise UsageError(f"--template: {error}") from error
-    return Question(task=task, prompt=prompt, blank_check=values.pop("blank_check"), split=values.pop("split"))
+    return Question(
+        task=task,
+        prompt=prompt,
+        blank_check=values.pop("blank_check"),
+        split=values.pop("split"),
+        confidence=format in ("json", "jsonl"),
+    )
 
 
 def _selection(pages: str | None) -> PageSelection:
@@ -177,7 +183,7 @@ def _config(question: Question, values: dict[str, Any]) -> EngineConfig:
 
 def _settings(spec: ModelSpec, folder: Path, question: Question, config: EngineConfig) -> dict[str, Any]:
     """What the text of a page depends on, beside the page."""
-    asked = {name: getattr(question, name) for name in ("prompt", "blank_check", "split")}
+    asked = {name: getattr(question, name) for name in ("prompt", "blank_check", "split", "confidence")}
     return {"model": spec.name, "checkpoint": _fingerprint(folder), **asked} | {
         name: getattr(config, name) for name in RESULT_SETTINGS
     }

@@ -9,6 +9,7 @@ which it is whole. Where no lines are alike nothing is dropped.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Final
 
@@ -18,21 +19,35 @@ HALVES: Final = 2
 """Lines at a cut that may be halves; more than one where the page is skewed."""
 
 
-def join_pieces(texts: Sequence[str], shared: Sequence[float]) -> str:
-    """The text of a page from those of its pieces; `shared` is the part of each piece that the one before shows as well."""
-    lines: list[str] = []
-    for text, part in zip(texts, shared, strict=True):
-        below = text.strip("\n").splitlines()
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a page: its text, the number of the piece that it was taken from, and which line of that piece's text it is."""
+
+    text: str
+    piece: int = 0
+    index: int = 0
+
+
+def join_pieces(texts: Sequence[str], shared: Sequence[float]) -> list[Line]:
+    """The lines of a page from the texts of its pieces; `shared` is the part of each piece that the one before shows as well.
+
+    Empty lines at the ends of pieces are left out.
+    """
+    lines: list[Line] = []
+    for piece, (text, part) in enumerate(zip(texts, shared, strict=True)):
+        first = len(text) - len(text.lstrip("\n"))
+        rows = enumerate(text.strip("\n").split("\n"), first)
+        below = [Line(row, piece, index) for index, row in rows] if text.strip("\n") else []
         lines = join_lines(lines, below, round(part * len(below))) if part else lines + below
-    return "\n".join(lines)
+    return lines
 
 
-def join_lines(above: list[str], below: list[str], expected: int) -> list[str]:
+def join_lines(above: list[Line], below: list[Line], expected: int) -> list[Line]:
     """Join the lines of two pieces that share about `expected` lines."""
     best, found = 0.0, (0, 0, 0)
     longest = min(len(above), len(below), 2 * expected + HALVES)
     alike = {
-        (index, other): likeness(above[len(above) - 1 - index], below[other])
+        (index, other): likeness(above[len(above) - 1 - index].text, below[other].text)
         for index in range(min(len(above), longest + HALVES))
         for other in range(min(len(below), longest + HALVES))
     }
@@ -49,7 +64,7 @@ def join_lines(above: list[str], below: list[str], expected: int) -> list[str]:
         return above + below
     # Of what was read twice each piece gives the half that is farther from its own end.
     start, half = len(above) - ended - count, count // 2
-    middle = max(above[start + half], below[begun + half], key=len)
+    middle = max(above[start + half], below[begun + half], key=lambda line: len(line.text))
     return [*above[: start + half], middle, *below[begun + half + 1 :]]
 
 

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from kaminari_core.config import EngineConfig
 from kaminari_core.documents.blank import is_blank
 from kaminari_core.documents.document import Document, Sheet
-from kaminari_core.documents.join import join_pieces
+from kaminari_core.documents.join import Line, join_pieces
 from kaminari_core.documents.split import Piece, cut, tallest_piece
 from kaminari_core.errors import DocumentError, KaminariError
+from kaminari_core.evidence.facts import FieldConfidence, LineConfidence, Source
 from kaminari_core.flow import (
     FinishDetail,
     FinishReason,
@@ -45,13 +46,15 @@ NOTHING_USED: Final = Usage(0, 0, 0)
 class Question:
     """What is asked of each page. `task` is the name of the task that `prompt` belongs to.
 
-    `blank_check` leaves blank pages unasked, `split` cuts long ones where the task allows it.
+    `blank_check` leaves blank pages unasked, `split` cuts long ones where the task allows it, `confidence` asks how sure the
+    model is of each line.
     """
 
     task: str
     prompt: str
     blank_check: bool = True
     split: bool = True
+    confidence: bool = False
     max_tokens: int | None = None
     priority: Priority = "batch"
     timeout: float | None = None
@@ -63,6 +66,8 @@ class Question:
             max_tokens=self.max_tokens,
             priority=self.priority,
             timeout=self.timeout,
+            task=self.task,
+            confidence=self.confidence,
         )
 
 
@@ -89,7 +94,8 @@ class PageResult:
     """What became of one page.
 
     `page` counts from 1, `pages` are those of the document. A page that is `read` has a text, which may be empty when the model
-    says nothing; one that is `failed` has an `error`, and no text. `pieces` is one for the whole page unless it was cut.
+    says nothing; one that is `failed` has an `error`, and no text. `pieces` is one for the whole page unless it was cut. `lines`
+    and `fields` are how sure the model was of each, and empty unless that was asked.
     """
 
     name: str
@@ -104,6 +110,8 @@ class PageResult:
     usage: Usage = NOTHING_USED
     seen: PageSeen | None = None
     pieces: tuple[PieceSeen, ...] = ()
+    lines: tuple[LineConfidence, ...] = ()
+    fields: tuple[FieldConfidence, ...] = ()
     results: tuple[Result, ...] = ()
     """The engine's own, one for each piece that was asked for."""
 
@@ -133,12 +141,15 @@ class Ready:
             return self._result("blank", of_pieces)
         shared = [piece.shared / (piece.bottom - piece.top) for piece in self.pieces]
         texts = ["" if result is None else result.text for result in of_pieces]
+        joined = join_pieces(texts, shared)
         # What is worth knowing of the ends: the first that was not the model's own.
         end = next((each for each in results if each.finish_detail != "end_token"), results[0])
         return self._result(
             "read",
             of_pieces,
-            text=texts[0] if len(texts) == 1 else join_pieces(texts, shared),
+            text=texts[0] if len(texts) == 1 else "\n".join(line.text for line in joined),
+            lines=_line_confidences(of_pieces, joined),
+            fields=_only_fields(of_pieces),
             finish_reason=end.finish_reason,
             finish_detail=end.finish_detail,
             results=tuple(results),
@@ -152,6 +163,8 @@ class Ready:
         text: str = "",
         finish_reason: FinishReason | None = None,
         finish_detail: FinishDetail | None = None,
+        lines: tuple[LineConfidence, ...] = (),
+        fields: tuple[FieldConfidence, ...] = (),
         results: tuple[Result, ...] = (),
     ) -> PageResult:
         width = self.seen.size[0]
@@ -171,6 +184,8 @@ class Ready:
             usage=_total(results),
             seen=self.seen,
             pieces=pieces,
+            lines=lines,
+            fields=fields,
             results=results,
         )
 
@@ -189,8 +204,7 @@ class PageReader:
         sheet = document.sheet(number)
         seen = PageSeen(sheet.format, sheet.decoded, sheet.rotation, sheet.image.size)
         pieces = self._pieces(sheet)
-        name = document.name if document.pages == 1 else f"{document.name}, page {number}"
-        requests = tuple(self._request(sheet, piece, name) for piece in pieces)
+        requests = tuple(self._request(sheet, piece, document, number) for piece in pieces)
         return Ready(document.name, number, document.pages, seen, pieces, requests, began)
 
     def _pieces(self, sheet: Sheet) -> tuple[Piece, ...]:
@@ -199,12 +213,24 @@ class PageReader:
         tallest = tallest_piece(width, height, self.shape, self.config) if wanted else None
         return (Piece(0, height),) if tallest is None else cut(sheet.image, tallest)
 
-    def _request(self, sheet: Sheet, piece: Piece, name: str) -> Request | None:
+    def _request(self, sheet: Sheet, piece: Piece, document: Document, number: int) -> Request | None:
         whole = piece.bottom - piece.top == sheet.image.height
-        box = (0, piece.top, sheet.image.width, piece.bottom)
-        if self.question.blank_check and is_blank(sheet.image if whole else sheet.image.crop(box)):
+        box = None if whole else (0, piece.top, sheet.image.width, piece.bottom)
+        if self.question.blank_check and is_blank(sheet.image if box is None else sheet.image.crop(box)):
             return None
-        return self.question.request(ImagePart(sheet.encoded(None if whole else box), name=name))
+        return self.question.request(picture_of(sheet, document, number, box))
+
+
+def picture_of(
+    sheet: Sheet, document: Document, number: int, box: tuple[int, int, int, int] | None = None
+) -> ImagePart:
+    """A page, or the part of it inside (left, top, right, bottom), as a picture that knows where it comes from."""
+    name = document.name if document.pages == 1 else f"{document.name}, page {number}"
+    if box is None and sheet.data is not None:
+        return ImagePart(sheet.data, name)
+    left, top, right, bottom = box or (0, 0, *sheet.image.size)
+    crop = left, top, right - left, bottom - top
+    return ImagePart(sheet.encoded(box), name, Source(sheet.decoded, sheet.rotation, crop, number, document.pages))
 
 
 def fail(name: str, page: int, pages: int, error: KaminariError, seconds: float = 0.0) -> PageResult:
@@ -220,6 +246,27 @@ def check_pictures(shape: ModelShape, model: str) -> None:
             param="model",
             code="pictures_not_supported",
         )
+
+
+def _line_confidences(of_pieces: Sequence[Result | None], joined: Sequence[Line]) -> tuple[LineConfidence, ...]:
+    """How sure the model was of the lines of a page, numbered as in its whole text."""
+    if len(of_pieces) == 1:
+        [only] = of_pieces
+        return only.confidence.lines if only is not None and only.confidence is not None else ()
+    known = {
+        (piece, line.index): line
+        for piece, result in enumerate(of_pieces)
+        if result is not None and result.confidence is not None
+        for line in result.confidence.lines
+    }
+    found = ((index, known.get((line.piece, line.index))) for index, line in enumerate(joined))
+    return tuple(replace(line, index=index) for index, line in found if line is not None)
+
+
+def _only_fields(of_pieces: Sequence[Result | None]) -> tuple[FieldConfidence, ...]:
+    """How sure the model was of the fields of a JSON reply, which no page that was cut has."""
+    only = of_pieces[0] if len(of_pieces) == 1 else None
+    return only.confidence.fields if only is not None and only.confidence is not None else ()
 
 
 def _total(results: Sequence[Result]) -> Usage:

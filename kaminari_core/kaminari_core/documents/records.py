@@ -1,7 +1,7 @@
 """A page's result as JSON: what `kaminari read --format json` writes, and what `--resume` goes by.
 
-    {"path", "page", "pages", "status", "text", "error", "finish_reason", "finish_detail", "usage", "lines", "seen", "pieces",
-     "seconds", "sha256", "id"}
+    {"path", "page", "pages", "status", "text", "error", "finish_reason", "finish_detail", "usage", "confidence", "lines",
+     "fields", "seen", "pieces", "seconds", "sha256", "id"}
 
 The identity of a page (`id`) is made of its path, the hash of the file, its number and the settings that its text depends on:
 when one of them is another, it is another page.
@@ -40,6 +40,9 @@ def page_record(result: PageResult) -> Record:
         "error": None if result.error is None else error_record(result.error),
         "finish_reason": result.finish_reason,
         "finish_detail": result.finish_detail,
+        "confidence": _whole(result),
+        "lines": [dataclasses.asdict(line) for line in result.lines],
+        "fields": [dataclasses.asdict(field) for field in result.fields],
         "usage": dataclasses.asdict(result.usage),
         "seen": None if result.seen is None else dataclasses.asdict(result.seen),
         "pieces": [dataclasses.asdict(piece) for piece in result.pieces],
@@ -50,6 +53,14 @@ def page_record(result: PageResult) -> Record:
 def error_record(error: KaminariError) -> Record:
     """Why a page failed: the message, and the code where there is one."""
     return {"message": str(error), "code": error.code}
+
+
+def _whole(result: PageResult) -> Record | None:
+    """How sure the model was of a page: the mean of its lines, and the least sure token of all."""
+    if not result.lines:
+        return None
+    mean = sum(line.mean for line in result.lines) / len(result.lines)
+    return {"mean": mean, "minimum": min(line.minimum for line in result.lines)}
 
 
 def as_line(record: Record) -> str:

@@ -51,7 +51,9 @@ def tallest_piece(width: int, height: int, shape: ModelShape, config: EngineConf
     """
     if shape.image_unit is None or height < LONG * width or not _is_shrunk(width, height, shape, config):
         return None
-    return max(width, config.visual_tokens * shape.image_unit**2 // width)
+    unit = shape.image_unit
+    heights = range(config.visual_tokens * unit // width * unit, width, -unit)
+    return next((rows for rows in heights if not _is_shrunk(width, rows, shape, config)), width)
 
 
 def cut(image: Image.Image, tallest: int) -> tuple[Piece, ...]:
@@ -96,5 +98,5 @@ def _is_shrunk(width: int, height: int, shape: ModelShape, config: EngineConfig)
     if config.sizing == "exact":
         return width * height > config.visual_tokens * shape.image_unit**2
     least = min(shape.min_visual_tokens or 1, config.visual_tokens)
-    canvas = bucket(width, max(1, height), shape.image_unit, least, config.visual_tokens).canvas
+    canvas = bucket(width, height, shape.image_unit, least, config.visual_tokens).canvas
     return canvas[0] < width or canvas[1] < height
