@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING
 from kaminari_core.checkpoint import resolve
 from kaminari_core.config import EngineConfig
 from kaminari_core.evidence.calibration import Calibration, calibration_of
+from kaminari_core.fit.memory import Budget
+from kaminari_core.fit.start import planned
 from kaminari_core.quantization.choice import quantizer_of
 from kaminari_core.registry import Registry
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import torch
 
     from kaminari_core.engine import Engine
     from kaminari_core.protocols import Model, Progress
@@ -66,12 +70,23 @@ def load_model(
     device = resolve_device(config.device)
     dtype = str(resolve_dtype(config.dtype, device, folder)).removeprefix("torch.")
     config = dataclasses.replace(config, device=str(device), dtype=dtype)
+    config = planned(spec, folder, config, device.type, on_card=_free_on_card(device))
     loaded = spec.load()(folder, config, device, progress)
     longest = loaded.shape.max_positions
     if config.max_length > longest:
         logger.info("max-length is lowered from %d to %d, the model's longest sequence", config.max_length, longest)
         config = dataclasses.replace(config, max_length=longest)
     return loaded, config
+
+
+def _free_on_card(device: torch.device) -> Budget | None:
+    """What is free on a card; None for another device. What this process has taken of it already is not free any more."""
+    import torch
+
+    if device.type != "cuda":
+        return None
+    free, _ = torch.cuda.mem_get_info(device)
+    return Budget(free, f"free on {device}", whole=False)
 
 
 def check_quantizer(registry: Registry, spec: ModelSpec, folder: Path, config: EngineConfig) -> str:

@@ -140,11 +140,11 @@ def _held(case: Case, config: EngineConfig) -> Iterator[Part]:
     """What is allocated once and stays."""
     facts, draft = case.footprint, config.draft == "mtp"
     token = cache_bytes_per_token(facts, case.item, draft=draft)
-    note = f"{config.slots} x {config.max_length} tokens of {token / 1024:.0f} KiB"
-    yield Part("cache", "keys and values", token * config.slots * (config.max_length + 1), note=note)
+    positions = _length(case, config)
+    note = f"{config.slots} x {positions} tokens of {token / 1024:.0f} KiB"
+    yield Part("cache", "keys and values", token * config.slots * (positions + 1), note=note)
     if draft:
         yield Part("cache", "draft states", config.slots * (config.draft_tokens + 1) * facts.hidden * case.item)
-    positions = min(config.max_length, facts.max_positions)
     yield Part("work", "rotary tables", 2 * positions * facts.head_dim * case.item)
     if case.device == "cpu" and facts.picture is not None:
         patch = facts.picture.patches * facts.picture.patch_values * 4
@@ -157,7 +157,7 @@ def _in_turn(case: Case, config: EngineConfig) -> Iterator[Part]:
     facts, item = case.footprint, case.item
     rows = 1 if facts.picture is None else facts.picture.rows
     row = facts.hidden * item
-    length = min(config.max_length, facts.max_positions)
+    length = _length(case, config)
     following = row if config.draft == "mtp" else 0
     embedded = length * (rows * row + following + 3 * 8)
     if facts.picture is not None:
@@ -181,7 +181,7 @@ def _chunk(case: Case, config: EngineConfig, chunk: int) -> int:
     mlp = chunk * item * (4 * facts.hidden + 4 * facts.intermediate + 2 * facts.head_dim)
     queries, keys = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
     attention = chunk * item * (3 * facts.hidden + 4 * queries + 4 * keys + 2 * facts.head_dim)
-    length = min(config.max_length, facts.max_positions)
+    length = _length(case, config)
     if length > chunk:
         # A later chunk sees what is stored through a mask.
         attention += chunk * length * (1 + item)
@@ -223,6 +223,11 @@ def _besides(case: Case, config: EngineConfig) -> Iterator[Part]:
         yield Part("reserve", "captured steps", buckets * widths * GRAPH_CUDA, note=f"{buckets * widths} shapes")
     coming = sum(part.bytes for part in _in_turn(case, config) if part.phase in ("vision", "prefill"))
     yield Part("reserve", "gaps of the allocator", int(coming * FRAGMENTS))
+
+
+def _length(case: Case, config: EngineConfig) -> int:
+    """Cache positions of a slot: no more than the model's longest sequence."""
+    return min(config.max_length, case.footprint.max_positions)
 
 
 def _page(case: Case, config: EngineConfig) -> int:
