@@ -65,15 +65,16 @@ def kaminari_quantizers() -> Iterable[QuantizerSpec]:
 
 @hookimpl
 def kaminari_commands(cli: click.Group) -> None:
-    """The commands `models`, `plugins`, `run`, `read`, `bench`, `check`, `compare`, `eval` and `quantize`."""
+    """The commands `models`, `plugins`, `fit`, `run`, `read`, `bench`, `check`, `compare`, `eval` and `quantize`."""
     from kaminari_core.commands_bench import bench
     from kaminari_core.commands_check import check
     from kaminari_core.commands_compare import compare
     from kaminari_core.commands_eval import evaluate
+    from kaminari_core.commands_fit import fit
     from kaminari_core.commands_list import models, plugins
     from kaminari_core.commands_quantize import quantize
     from kaminari_core.commands_read import read
     from kaminari_core.commands_run import run
 
-    for command in (models, plugins, run, read, bench, check, compare, evaluate, quantize):
+    for command in (models, plugins, fit, run, read, bench, check, compare, evaluate, quantize):
         cli.add_command(command)
