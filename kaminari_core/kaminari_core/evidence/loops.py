@@ -3,9 +3,10 @@
     token by token -> LoopGuard.push -> how many tokens at the end may turn out to be a loop, and `found` when it is one
 
 The tail of a reply has period p when each of its tokens equals the one p before it. It is a loop when, for a period of up to
-LONGEST tokens, it is at least REPEATS periods long and at least as long as what one copy says demands (`shortest_loop`). Real
-pages have equal rows, dotted leaders and blank cells; a model that loops goes on until its last token. So the lengths are far
-beyond what pages have (docs/evidence.md measures both), and a loop is stopped late instead of a page early.
+LONGEST tokens, it is COPIES periods long (one and three repeats of it) and has as many characters as what one copy says demands
+(`shortest_loop`). Real pages have equal rows, dotted leaders and blank cells; a model that loops goes on until its last token. So
+the lengths are beyond what pages have (docs/evidence.md measures both), and a loop is stopped late instead of a page early. They
+are counted in characters, for what a page holds does not depend on a tokenizer.
 
 The tokens of a tail that matches an earlier one are what would be cut if it became a loop. A reply holds their text back, so
 that streamed text never has to be taken back; it is released when the repetition breaks off.
@@ -30,12 +31,14 @@ from kaminari_core.tasks import READING, task_of
 
 LONGEST: Final = 256
 """The longest period, in tokens."""
-REPEATS: Final = 3
-ONE_LINE, ROWS, BLANK_ROWS = 256, 512, 1024
-"""Shortest loops in tokens, see `shortest_loop`."""
+COPIES: Final = 4
+ONE_LINE, ROWS, BLANK_ROWS = 256, 512, 2048
+"""Shortest loops in characters, see `shortest_loop`."""
 
 _TAGS = re.compile(r"<[^<>]*>")
 _ROW_MARKS = re.compile(r"[\n|&<]|\\\\")
+_CONTINUES = bytes(range(0x80, 0xC0))
+"""The bytes that begin no character in UTF-8."""
 
 
 def guard_for(request: Request, config: EngineConfig, tasks: Mapping[str, str]) -> LoopGuard | None:
@@ -46,19 +49,20 @@ def guard_for(request: Request, config: EngineConfig, tasks: Mapping[str, str]) 
     return LoopGuard() if wanted and not request.ignore_end else None
 
 
-def shortest_loop(copy: str) -> int:
-    """How many tokens of repetitions make a loop, for the text of one copy, wherever the copy is cut.
+def shortest_loop(copy: bytes) -> int:
+    """How many characters of repetitions make a loop, for the text of one copy, wherever the copy is cut.
 
     BLANK_ROWS for rows and cells without a letter (blank or ruled tables, columns of equal amounts), ROWS for those with one,
     ONE_LINE where there is neither a line break nor the mark of a row or cell in HTML, Markdown or LaTeX (leaders, underscores,
     words): a line of a page is shorter than that.
     """
-    if not _ROW_MARKS.search(copy):
+    text = (copy * 2).decode("utf-8", "replace")  # twice, for a copy may be cut inside a character or a mark
+    if not _ROW_MARKS.search(text):
         return ONE_LINE
     # A copy that begins inside a tag ends with the tag's beginning.
-    start = max(0, copy.find("<"))
-    text = _TAGS.sub("", copy[start:] + copy[:start])
-    return ROWS if any(character.isalpha() for character in text) else BLANK_ROWS
+    start = max(0, text.find("<"))
+    words = _TAGS.sub("", text[start:] + text[:start])
+    return ROWS if any(character.isalpha() for character in words) else BLANK_ROWS
 
 
 class LoopGuard:
@@ -69,12 +73,15 @@ class LoopGuard:
 
     def __init__(self) -> None:
         # Begins with tokens that equal no other, so that the first ones have something to be compared with.
-        self._tokens: NDArray[np.int64] = np.full(2 * LONGEST, -1, np.int64)
+        self._tokens: NDArray[np.int64] = np.full(4 * LONGEST, -1, np.int64)
+        self._characters: NDArray[np.int64] = np.zeros(4 * LONGEST, np.int64)
+        """How many there are up to and with each token."""
         self._end = LONGEST
         self._bytes: list[bytes] = []
-        # matches[d] is how many tokens at the end equal those d + 1 before them.
+        self._periods: NDArray[np.int64] = np.arange(1, LONGEST + 1)
         self._matches: NDArray[np.int64] = np.zeros(LONGEST, np.int64)
-        self._demands: dict[int, tuple[int, int]] = {}
+        """For each period, how many tokens at the end equal those one period before."""
+        self._demands: dict[int, int] = {}
         self.found: Repeat | None = None
 
     def push(self, token: int, data: bytes) -> int:
@@ -83,39 +90,33 @@ class LoopGuard:
         end = self._end
         if end == len(self._tokens):
             self._tokens = np.concatenate([self._tokens, np.full_like(self._tokens, -1)])
+            self._characters = np.concatenate([self._characters, np.zeros_like(self._characters)])
         self._matches += 1
         self._matches *= self._tokens[end - LONGEST : end][::-1] == token
         self._tokens[end] = token
+        self._characters[end] = self._characters[end - 1] + len(data.translate(None, _CONTINUES))
         self._bytes.append(data)
         self._end += 1
-        longest = int(self._matches.max())
-        if longest >= _LEAST_MATCH:
+        if (self._matches >= (COPIES - 1) * self._periods).any():
             self._judge()
-        return longest
+        return int(self._matches.max())
 
     def _judge(self) -> None:
         """Look for the shortest period of which there is enough."""
-        for index in np.flatnonzero(self._matches >= _ENOUGH[ONE_LINE]).tolist():
-            period, matched = index + 1, int(self._matches[index])
-            kept = len(self._bytes) - matched
-            if matched >= _ENOUGH[self._demand(period, kept)][index]:
-                self.found = Repeat(period, (matched + period) // period, kept)
+        tails = self._matches + self._periods
+        lengths = self._characters[self._end - 1] - self._characters[self._end - 1 - tails]
+        enough = np.flatnonzero((tails >= COPIES * self._periods) & (lengths >= ONE_LINE))
+        # A tail with several periods has the shortest one and multiples of it, which say the same.
+        _, shortest = np.unique(tails[enough], return_index=True)
+        for index in np.sort(enough[shortest]).tolist():
+            period, tail = index + 1, int(tails[index])
+            first = len(self._bytes) - tail
+            if lengths[index] >= self._demand(first, period):
+                self.found = Repeat(period, tail // period, first + period)
                 return
 
-    def _demand(self, period: int, kept: int) -> int:
-        """The shortest loop of the copy that ends at token `kept`, worked out once for each tail of a period."""
-        known = self._demands.get(period)
-        if known is None or known[0] != kept:
-            copy = b"".join(self._bytes[kept - period : kept]).decode("utf-8", "replace")
-            known = self._demands[period] = kept, shortest_loop(copy)
-        return known[1]
-
-
-def _enough(shortest: int) -> NDArray[np.int64]:
-    """How many tokens have to match for each period, so that REPEATS periods and `shortest` tokens are covered."""
-    periods = np.arange(1, LONGEST + 1)
-    return np.asarray(np.maximum((REPEATS - 1) * periods, shortest - periods), np.int64)
-
-
-_ENOUGH: Final = {shortest: _enough(shortest) for shortest in (ONE_LINE, ROWS, BLANK_ROWS)}
-_LEAST_MATCH: Final = int(_ENOUGH[ONE_LINE].min())
+    def _demand(self, first: int, period: int) -> int:
+        """`shortest_loop` of the tail that begins with token `first`, worked out once."""
+        if first not in self._demands:
+            self._demands[first] = shortest_loop(b"".join(self._bytes[first : first + period]))
+        return self._demands[first]
