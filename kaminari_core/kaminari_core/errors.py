@@ -71,6 +71,10 @@ class DocumentError(RequestError):
     """A document, or one page of it, that cannot be read or exceeds a limit."""
 
 
+class PageTooLargeError(ImageError):
+    """A picture that is within the limits but takes more visual tokens than memory was planned for."""
+
+
 class QueueFullError(KaminariError):
     """The bounded queue is full; the same request may succeed after `retry_after` seconds."""
 

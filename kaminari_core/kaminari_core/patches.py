@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from kaminari_core.config import EngineConfig
+from kaminari_core.errors import PageTooLargeError, UsageError
 from kaminari_core.flow import ImagePart, Patches, Saw
 from kaminari_core.images import Picture, check_limits, decode, read_header
 from kaminari_core.sizing import Layout, bucket, budgets, exact
@@ -43,6 +44,10 @@ class ImageProcessor:
 
     def __post_init__(self) -> None:
         budgets(self.min_tokens, self.config.visual_tokens)
+        if 0 < self.config.page_tokens < self.min_tokens:
+            raise UsageError(
+                f"page-tokens is {self.config.page_tokens}, but a picture of this model has at least {self.min_tokens}"
+            )
 
     @property
     def unit(self) -> int:
@@ -55,10 +60,28 @@ class ImageProcessor:
         return min(self.config.visual_tokens, self.max_tokens)
 
     def layout(self, width: int, height: int, name: str = "image") -> Layout:
-        """Where a picture of this upright size lies. Raises ImageError, with `name` as its param, for an extreme ratio."""
+        """Where a picture of this upright size lies.
+
+        Raises ImageError, with `name` as its param, for an extreme ratio, and PageTooLargeError for a picture that is larger than
+        memory was planned for: it is not shrunk further than `visual_tokens` says.
+        """
         if self.config.sizing == "bucket":
-            return bucket(width, height, self.unit, self.min_tokens, self.budget, name=name)
-        return exact(width, height, self.unit, self.min_tokens, self.budget, widen=self.widen, name=name)
+            found = bucket(width, height, self.unit, self.min_tokens, self.budget, name=name)
+        else:
+            found = exact(width, height, self.unit, self.min_tokens, self.budget, widen=self.widen, name=name)
+        if 0 < self.config.page_tokens < found.tokens:
+            raise self._too_large(width, height, found, name)
+        return found
+
+    def _too_large(self, width: int, height: int, found: Layout, name: str) -> PageTooLargeError:
+        most = self.config.page_tokens
+        return PageTooLargeError(
+            f"{name}: {width} x {height} pixels take {found.tokens} visual tokens, but memory is planned for pictures of at most "
+            f"{most} ({most * self.unit**2:,} pixels; page-tokens). Send a smaller picture, or plan for larger ones: fewer "
+            "slots, a shorter --max-length or quantized weights leave room (`kaminari fit`)",
+            param=name,
+            code="page_too_large",
+        )
 
     def see(self, parts: Sequence[ImagePart]) -> tuple[tuple[Patches, ...], tuple[Saw, ...]]:
         """All pictures of one request, in order, and what the model sees of each.
