@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -38,6 +39,12 @@ def registry_of(**points: str) -> Registry:
     found = load_registry(EntryPoint(name, target, "kaminari") for name, target in points.items())
     assert found.broken == ()
     return found
+
+
+def only_quantizer(name: str) -> Registry:
+    """One quantizer of the broken ports beside the models, and none of the core's."""
+    found = registry_of(**POINTS, quantizers="broken_ports.quantizers")
+    return dataclasses.replace(found, quantizers={name: found.quantizers[name]})
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from kaminari_core.check import ConformanceError, cases
 from kaminari_core.cli import program
 from kaminari_core.registry import Registry
-from tests.check.conftest import POINTS, registry_of
+from tests.check.conftest import POINTS, only_quantizer, registry_of
 
 Check = Callable[..., Result]
 
@@ -117,10 +117,16 @@ def test_a_plugin_that_imports_torch_at_once_is_found(broken_path: None, folders
         case()
 
 
-def test_a_quantizer_that_converts_what_it_does_not_name_is_found(broken_path: None, folders: dict[str, Path]) -> None:
-    registry = registry_of(**POINTS, quantizers="broken_ports.quantizers")
-    (case,) = cases("Whole", str(folders["core"]), registry=registry, only=["quantizers"])
-    with pytest.raises(ConformanceError, match="Lies: 1 modules were named but not converted"):
+@pytest.mark.parametrize(
+    ("quantizer", "message"),
+    [
+        ("Shuffles", "Shuffles: the codes of .*weight stand for another weight: off by 1"),
+        ("Scaleless", "it fails with the quantizer returned for .* with scales not all finite and positive"),
+    ],
+)
+def test_a_broken_quantizer_is_found(broken_path: None, folders: dict[str, Path], quantizer: str, message: str) -> None:
+    (case,) = cases("qwen3vl", str(folders["tiny"]), registry=only_quantizer(quantizer), only=["quantizers"])
+    with pytest.raises(ConformanceError, match=message):
         case()
 
 

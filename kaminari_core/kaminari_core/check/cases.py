@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kaminari_core.check.outcome import ConformanceError, Outcome
-from kaminari_core.errors import UnknownNameError
+from kaminari_core.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from kaminari_core.check.subject import Settings, Subject
@@ -94,6 +94,7 @@ def cases(
     """
     from kaminari_core.check.subject import Settings, Subject
     from kaminari_core.checkpoint import resolve
+    from kaminari_core.quantization.manifest import is_packed, read_manifest
     from kaminari_core.registry import load_registry, selected_plugins, unknown_name
 
     known = items()
@@ -102,6 +103,11 @@ def cases(
             raise UnknownNameError(unknown_name("item", name, known))
     registry = registry or load_registry(only=selected_plugins())
     spec, folder = resolve(registry, model, checkpoint)
+    if is_packed(folder):
+        raise UsageError(
+            f"{folder} is packed with {read_manifest(folder).quantizer}, and a check compares in full precision: give it the "
+            "checkpoint that was packed; the item `quantizers` packs it and looks at the result"
+        )
     subject = Subject(registry, spec, folder, settings or Settings())
     return [Case(name, subject, check) for name, check in known.items() if not only or name in only]
 
