@@ -52,17 +52,17 @@ def compare(
     config = engine_config(**values)
     wanted = _pairs(registry, models, checkpoints)
     # Whatever is wrong with a name is told before the first model is loaded.
-    for model, checkpoint in wanted:
-        spec, _ = resolve(registry, model, checkpoint)
+    specs = [resolve(registry, model, checkpoint)[0] for model, checkpoint in wanted]
+    for spec in specs:
         check_task(spec, task)
     pages = read_set(Path(folder))
     if any(page.text is None for page in pages):
         raise UsageError(f"the set {folder} has pages without a text, which is what is compared; use `kaminari eval`")
     found = []
     with terminal_progress() as progress:
-        for done, (model, checkpoint) in enumerate(wanted):
+        for done, (spec, (_, checkpoint)) in enumerate(zip(specs, wanted, strict=True)):
             progress("compare", done, len(wanted))
-            found.append(run_alone(model, checkpoint, pages, task, config))
+            found.append(run_alone(spec, checkpoint, pages, task, config))
         progress("compare", len(wanted), len(wanted))
     click.echo(table(found))
     if out:

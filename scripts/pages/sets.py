@@ -18,11 +18,14 @@ from pages.words import Words
 Truth = str | dict[str, Any]
 
 
-def truth_of(page: Page) -> Truth:
-    """A page's entry in `truths.json`: its text, or an object where there is more to know than that."""
-    if not page.fields and not page.tables:
-        return page.picture.text
-    return {"text": page.picture.text, "fields": dict(page.fields), "tables": list(page.tables)}
+def truth_of(page: Page, damage: str = "") -> Truth:
+    """A page's entry in `truths.json`; its group is its damage, if it has one, else its kind."""
+    truth: dict[str, Any] = {"text": page.picture.text, "group": damage or page.kind}
+    if page.fields:
+        truth["fields"] = dict(page.fields)
+    if page.tables:
+        truth["tables"] = list(page.tables)
+    return truth
 
 
 def write_pages(folder: Path, counts: Mapping[str, int], seed: int, damages: Sequence[str] = ()) -> None:
@@ -32,10 +35,10 @@ def write_pages(folder: Path, counts: Mapping[str, int], seed: int, damages: Seq
     for kind, count in counts.items():
         for index in range(count):
             page = draw_page(kind, [seed, list(KINDS).index(kind), index])
-            for name, picture in _versions(page.picture, damages, [seed, index]):
-                file = f"{kind}-{index:02d}{name}.png"
+            for damage, picture in _versions(page.picture, damages, [seed, index]):
+                file = f"{kind}-{index:02d}-{damage}.png".replace("-.", ".")
                 Image.fromarray(picture.pixels).save(folder / file, optimize=True)
-                truths[file] = truth_of(page)
+                truths[file] = truth_of(page, damage)
     _write_truths(folder, truths)
 
 
@@ -56,7 +59,7 @@ def write_lines(folder: Path, lines: int, scrambles: int, seed: int) -> None:
 def _versions(picture: Picture, damages: Sequence[str], seed: Sequence[int]) -> Iterable[tuple[str, Picture]]:
     yield "", picture
     for name in damages:
-        yield f"-{name}", DAMAGES[name](picture, np.random.default_rng([*seed, list(DAMAGES).index(name)]))
+        yield name, DAMAGES[name](picture, np.random.default_rng([*seed, list(DAMAGES).index(name)]))
 
 
 def _write_truths(folder: Path, truths: Mapping[str, Truth]) -> None:

@@ -23,3 +23,13 @@ def bootstrap(
     rates = np.asarray(edits)[picks].sum(1) / np.maximum(1, np.asarray(lengths)[picks].sum(1))
     low, high = np.quantile(rates, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def paired(
+    edits: Sequence[int], others: Sequence[int], lengths: Sequence[int], *, seed: int = 0
+) -> tuple[float, float] | None:
+    """The interval of how much higher the rate of `edits` is than that of `others`, page by page the same pages.
+
+    Pages that both read alike do not widen it, so it tells differences that the two intervals by themselves hide.
+    """
+    return bootstrap([ours - theirs for ours, theirs in zip(edits, others, strict=True)], lengths, seed=seed)

@@ -1,67 +1,73 @@
-"""Letting an engine read the samples of a set, several at a time, with every one of them accounted for."""
+"""Letting an engine read the samples of a set as `kaminari read` reads pages: blank paper is not asked about, long pages are cut.
+
+Samples with a question of their own are asked that, in one piece and whatever is on them.
+"""
 
 from __future__ import annotations
 
-import queue
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from kaminari_core.documents.batch import BatchReader, Task
+from kaminari_core.documents.document import Document, open_document
+from kaminari_core.documents.pages import PageReader, PageResult, Question, Ready
 from kaminari_core.engine import Engine
 from kaminari_core.errors import KaminariError
 from kaminari_core.evaluation.sample import Sample
-from kaminari_core.flow import Event, Failed, Finished, ImagePart, Message, Request, Result, Sampling, TextPart
 from kaminari_core.protocols import Progress
-
-AHEAD = 4
-"""Pages that are prepared beyond those that are decoded, so that no slot waits and no set has to fit into memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a sample: a result, or the error that kept it from being read."""
+    """What became of a sample."""
 
     sample: Sample
-    result: Result | None
-    error: KaminariError | None = None
-
-    @property
-    def text(self) -> str:
-        """What was read, "" for a page that failed."""
-        return self.result.text if self.result else ""
+    page: PageResult
 
     @property
     def status(self) -> str:
-        """`read`, `blank` (nothing was read) or `failed`."""
-        return "failed" if self.result is None else "read" if self.text.strip() else "blank"
+        """`read`, `blank` (nothing was read, whether or not the model was asked) or `failed`."""
+        return "blank" if self.page.status == "read" and not self.page.text.strip() else self.page.status
 
 
 def read_samples(
-    engine: Engine, samples: Sequence[Sample], phrase: str, progress: Progress, sampling: Sampling | None = None
+    engine: Engine, samples: Sequence[Sample], task: str, progress: Progress, *, confidence: bool = False
 ) -> list[Outcome]:
-    """Read samples greedily, each with its own question or else with the task's phrase; outcomes are in the samples' order.
+    """Read samples greedily with a task of the engine's model; outcomes are in the samples' order, one for each.
 
-    A page that fails is an outcome and keeps the others from nothing.
+    `confidence` asks for that of every line as well.
     """
-    events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-    window = min(engine.config.slots + AHEAD, engine.config.queue)
-    waiting: dict[str, int] = {}
-    outcomes: dict[int, Outcome] = {}
-    upcoming = iter(enumerate(samples))
-    while len(outcomes) < len(samples):
-        while len(waiting) < window and (following := next(upcoming, None)):
-            number, sample = following
-            request = _request(sample, phrase, sampling or Sampling())
-            waiting[request.id] = number
-            engine.submit(request, events.put)
-        event = events.get()
-        if isinstance(event, Finished | Failed):
-            number = waiting.pop(event.request_id)
-            result, error = (event.result, None) if isinstance(event, Finished) else (None, event.error)
-            outcomes[number] = Outcome(samples[number], result, error)
-            progress("read", len(outcomes), len(samples))
-    return [outcomes[number] for number in range(len(samples))]
+    question = Question(task=task, prompt=engine.tasks[task], confidence=confidence)
+    reader = SampleReader(question, engine.config, engine.model.shape, {each.name: each for each in samples})
+    pages: dict[str, PageResult] = {}
+
+    def tasks() -> Iterator[Task[str]]:
+        for sample in samples:
+            try:
+                document = open_document(sample.file.read_bytes(), sample.name, engine.config)
+            except KaminariError as error:
+                pages[sample.name] = PageResult(
+                    name=sample.name, page=1, pages=1, status="failed", seconds=0.0, error=error
+                )
+            else:
+                yield Task(sample.name, document, 1)
+
+    for name, page in BatchReader(engine, reader).read(tasks()):
+        pages[name] = page
+        progress("read", len(pages), len(samples))
+    return [Outcome(sample, pages[sample.name]) for sample in samples]
 
 
-def _request(sample: Sample, phrase: str, sampling: Sampling) -> Request:
-    picture = ImagePart(sample.file.read_bytes(), sample.name)
-    return Request((Message("user", (picture, TextPart(sample.question or phrase))),), sampling=sampling)
+@dataclass(frozen=True, slots=True)
+class SampleReader(PageReader):
+    """Makes samples ready; documents are known by their samples' names."""
+
+    samples: Mapping[str, Sample]
+
+    def prepare(self, document: Document, number: int) -> Ready:
+        """See PageReader."""
+        asked = self.samples[document.name].question
+        question = self.question
+        if asked is not None:
+            question = replace(question, prompt=asked, blank_check=False, split=False)
+        return PageReader(question, self.config, self.shape).prepare(document, number)

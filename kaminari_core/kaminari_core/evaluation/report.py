@@ -65,7 +65,12 @@ def figures(quality: Quality) -> dict[str, Any]:
         "anls": quality.anls,
         "answers_contained": quality.contained,
         "teds": quality.teds,
-        "counts": {"text": text and asdict(text), "fields": fields and asdict(fields)},
+        "counts": {
+            "text": text and asdict(text),
+            "fields": fields and asdict(fields),
+            "tables": quality.tables,
+            "tables_read": quality.tables_read,
+        },
     }
 
 
@@ -110,7 +115,8 @@ def _quality_rows(quality: Quality) -> list[tuple[str, str]]:
         ]
     rows += [("ANLS", f"{quality.anls:.3f}")] if quality.anls is not None else []
     rows += [("answers contained", f"{quality.contained:.1%}")] if quality.contained is not None else []
-    rows += [("TEDS", f"{quality.teds:.3f}")] if quality.teds is not None else []
+    if quality.teds is not None:
+        rows.append(("TEDS", f"{quality.teds:.3f} ({quality.tables_read} tables written, {quality.tables} compared)"))
     return rows
 
 

@@ -1,8 +1,8 @@
 """One model on one set: everything that was read, scored and timed.
 
 A comparison runs each configuration in a process of its own, one after the other: peak memory on a CPU is a figure of the
-process, and nothing that one leaves behind slows the next. These processes are forked from one that has imported torch and
-nothing more, so that starting them costs little.
+process, and nothing that one leaves behind slows the next. These processes are forked from one that has imported torch and the
+first model's code and done nothing, so that starting them costs little.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kaminari_core.engine import Engine
     from kaminari_core.evaluation.reading import Outcome
     from kaminari_core.protocols import Progress
+    from kaminari_core.specs import ModelSpec
 
 PRELOADED = ("kaminari_core.engine", "kaminari_core.evaluation.reading", "kaminari_core.launch")
 
@@ -92,12 +93,15 @@ class Evaluation:
         return {name: self.quality_of([read for read in self.pages if read.group == name]) for name in names}
 
 
-def run_alone(model: str, checkpoint: str, samples: Sequence[Sample], task: str, config: EngineConfig) -> Evaluation:
+def run_alone(
+    spec: ModelSpec, checkpoint: str, samples: Sequence[Sample], task: str, config: EngineConfig
+) -> Evaluation:
     """`run` in a fresh process, with the plugins that are installed. Raises what it raises."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOADED))
+    # Only what is named before the first of these processes counts.
+    context.set_forkserver_preload([*PRELOADED, spec.target.partition(":")[0]])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(run, model, checkpoint, samples, task, config).result()
+        return pool.submit(run, spec.name, checkpoint, samples, task, config).result()
 
 
 def run(model: str, checkpoint: str, samples: Sequence[Sample], task: str, config: EngineConfig) -> Evaluation:
@@ -120,14 +124,13 @@ def evaluate(engine: Engine, checkpoint: str, samples: Sequence[Sample], task: s
     from kaminari_core.progress import silent
     from kaminari_core.stats import peak_memory
 
-    phrase = engine.tasks[task]
-    read_samples(engine, samples[:1], phrase, silent)
+    read_samples(engine, samples[:1], task, silent)
     started = time.perf_counter()
-    outcomes = read_samples(engine, samples, phrase, progress)
+    outcomes = read_samples(engine, samples, task, progress)
     seconds = time.perf_counter() - started
-    results = [outcome.result for outcome in outcomes if outcome.result is not None]
-    if not results:
-        raise UsageError(f"{engine.name} could read no page of the set; the first: {outcomes[0].error}")
+    if all(outcome.status == "failed" for outcome in outcomes):
+        raise UsageError(f"{engine.name} could read no page of the set; the first: {outcomes[0].page.error}")
+    results = [result for outcome in outcomes for result in outcome.page.results]
     return Evaluation(
         model=engine.name,
         checkpoint=checkpoint,
@@ -135,25 +138,30 @@ def evaluate(engine: Engine, checkpoint: str, samples: Sequence[Sample], task: s
         pages=tuple(_read(outcome) for outcome in outcomes),
         seconds=seconds,
         tokens_per_s=sum(result.usage.completion_tokens for result in results) / seconds,
-        row_tokens_per_s=statistics.median(result.timings.tokens_per_s for result in results),
-        prefill=statistics.median(result.timings.prefill for result in results),
+        row_tokens_per_s=_median([result.timings.tokens_per_s for result in results]),
+        prefill=_median([result.timings.prefill for result in results]),
         memory=peak_memory(engine.model.device),
         machine=machine_facts(engine.model.device),
         config=asdict(engine.config),
     )
 
 
+def _median(values: Sequence[float]) -> float:
+    """The median, 0 of nothing, as when all pages are blank."""
+    return statistics.median(values) if values else 0.0
+
+
 def _read(outcome: Outcome) -> Read:
-    sample, result = outcome.sample, outcome.result
+    sample, page = outcome.sample, outcome.page
     return Read(
         page=sample.name,
         group=sample.group,
         status=outcome.status,
         truth=sample.text if sample.text is not None else " | ".join(sample.answers) or None,
-        text=outcome.text,
-        score=score_page(sample, outcome.text),
-        visual_tokens=sum(saw.visual_tokens for saw in result.saw) if result else 0,
-        tokens=result.usage.completion_tokens if result else 0,
-        finish=result.finish_detail if result else "failed",
-        error=None if outcome.error is None else str(outcome.error),
+        text=page.text,
+        score=score_page(sample, page.text),
+        visual_tokens=sum(piece.saw.visual_tokens for piece in page.pieces if piece.saw),
+        tokens=page.usage.completion_tokens,
+        finish=page.finish_detail or page.status,
+        error=None if page.error is None else str(page.error),
     )

@@ -22,7 +22,7 @@ class PageScore:
     """The scores of a page, None where its sample has no truth of that kind.
 
     `anls` and `teds` are sums over the page's answers or fields and over its tables, which `answers` and `tables` count;
-    `contained` says whether the reply contains a right answer.
+    `contained` says whether the reply contains a right answer. `tables_read` are those that the reply writes as tables.
     """
 
     text: TextScore | None = None
@@ -32,6 +32,7 @@ class PageScore:
     contained: bool | None = None
     teds: float = 0.0
     tables: int = 0
+    tables_read: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +52,15 @@ class Quality:
     anls: float | None
     contained: float | None
     teds: float | None
+    tables: int
+    tables_read: int
 
 
 def score_page(sample: Sample, text: str) -> PageScore:
     """Score what was read on a page. Raises UsageError when a library of the extra is missing."""
     anls, answers = _anls(sample, text)
-    teds, tables = 0.0, 0
-    if sample.tables:
-        teds, tables = score_tables(find_tables(text), [parse_html(markup) for markup in sample.tables])
+    found = find_tables(text) if sample.tables else []
+    teds, tables = score_tables(found, [parse_html(markup) for markup in sample.tables])
     return PageScore(
         text=None if sample.text is None else score_text(plain(text), plain(sample.text)),
         fields=score_fields(text, sample.fields) if sample.fields else None,
@@ -67,6 +69,7 @@ def score_page(sample: Sample, text: str) -> PageScore:
         contained=contains(text, sample.answers) if sample.answers else None,
         teds=teds,
         tables=tables,
+        tables_read=len(found),
     )
 
 
@@ -88,6 +91,8 @@ def summarize(pages: Sequence[tuple[str, PageScore]], seed: int = 0) -> Quality:
         anls=_ratio((score.anls, score.answers) for score in scores),
         contained=sum(answered) / len(answered) if answered else None,
         teds=_ratio((score.teds, score.tables) for score in scores),
+        tables=sum(score.tables for score in scores),
+        tables_read=sum(score.tables_read for score in scores),
     )
 
 
