@@ -5,10 +5,14 @@ from __future__ import annotations
 import io
 import os
 import signal
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 # Before anything imports huggingface_hub: a test that would reach for the hub fails instead.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Compiled graphs of tests are kept between runs, but not among the user's.
+os.environ.setdefault("KAMINARI_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"kaminari-tests-{os.getuid()}"))
 
 import numpy as np
 import pytest

@@ -65,10 +65,11 @@ def kaminari_quantizers() -> Iterable[QuantizerSpec]:
 
 @hookimpl
 def kaminari_commands(cli: click.Group) -> None:
-    """The commands `models`, `plugins`, `fit`, `run`, `read`, `bench`, `check`, `compare`, `eval` and `quantize`."""
+    """The commands of the core; each lies in a module of its own."""
     from kaminari_core.commands_bench import bench
     from kaminari_core.commands_check import check
     from kaminari_core.commands_compare import compare
+    from kaminari_core.commands_compile import compile_
     from kaminari_core.commands_eval import evaluate
     from kaminari_core.commands_fit import fit
     from kaminari_core.commands_list import models, plugins
@@ -76,5 +77,5 @@ def kaminari_commands(cli: click.Group) -> None:
     from kaminari_core.commands_read import read
     from kaminari_core.commands_run import run
 
-    for command in (models, plugins, fit, run, read, bench, check, compare, evaluate, quantize):
+    for command in (models, plugins, fit, run, read, bench, check, compare, compile_, evaluate, quantize):
         cli.add_command(command)

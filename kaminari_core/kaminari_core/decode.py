@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from kaminari_core.cache_directory import keep_graphs
 from kaminari_core.protocols import Cache, DraftingModel, Model, Progress, Step
 
 logger = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class CompiledLayer:
 
     def __init__(self, limit: int) -> None:
         self.compiles = 0
+        keep_graphs()
         inductor = torch._dynamo.lookup_backend("inductor")
 
         def counted(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
