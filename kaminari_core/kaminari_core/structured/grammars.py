@@ -97,11 +97,11 @@ class Grammars:
 def _rule(structure: Structure) -> str:
     """The right-hand side of a rule of llguidance's grammar language. Raises RequestError."""
     if structure.kind == "json_schema":
-        schema = json.loads(structure.text)
+        schema = close_objects(json.loads(structure.text))
         check_enforceable(schema, structure.name)
         # The options that a schema may bring along could turn off what is promised here.
         options = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
-        return "%json " + json.dumps(close_objects(schema) | options, ensure_ascii=False)
+        return "%json " + json.dumps(schema | options, ensure_ascii=False)
     if structure.kind == "regex":
         from llguidance import regex_to_lark
 
