@@ -1,4 +1,4 @@
-"""The item about quantizers: a checkpoint that each of them packs loads with the chosen layers converted and nothing else changed."""
+"""The item about quantizers: a checkpoint that each packs loads with the chosen layers converted, and the rest as it was."""
 
 from __future__ import annotations
 
