@@ -115,13 +115,15 @@ def _tensor(name: str, shape: tuple[int, ...]) -> StoredTensor:
 def _tower_bytes(vision: VisionConfig, size: int) -> int:
     """Bytes per patch at the worst moment of the tower of transformers, in a dtype of `size` bytes.
 
-    There are two candidates: rotating queries and keys, which is done in float32 beside the unrotated ones, and the gated MLP,
-    which holds its intermediate three times. cos and sin in float32 stay alive meanwhile.
+    There are three candidates. Patches are cast before they are embedded; rotating queries and keys is done in float32, beside
+    the unrotated ones; the gated MLP holds its intermediate three times. cos and sin in float32 stay alive meanwhile.
     """
     settings = Section("vision_config", vision.settings)
     hidden, intermediate = settings.get("hidden_size", int), settings.get("intermediate_size", int)
     cast = 4 if size < 4 else 0
+    values = vision.channels * vision.temporal_patch_size * vision.patch_size**2
+    embedding = hidden * size + (values * size if cast else 0)
     kept = 2 * 4 * hidden // settings.get("num_heads", int)
     rotation = hidden * (7 * size + 2 * cast + 4 * 4) + kept
     mlp = 3 * hidden * size + 3 * intermediate * size + kept
-    return max(rotation, mlp)
+    return max(embedding, rotation, mlp)

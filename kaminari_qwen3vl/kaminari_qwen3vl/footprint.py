@@ -108,16 +108,18 @@ def _tensor(name: str, shape: tuple[int, ...]) -> StoredTensor:
 def _tower_bytes(vision: VisionConfig, size: int) -> int:
     """Bytes per patch at the worst moment of the tower of transformers, in a dtype of `size` bytes.
 
-    There are three candidates. Adding position embeddings interpolates four rows in float32 (a CPU casts them first); rotating
-    queries and keys is done in float32; the MLP holds its intermediate twice. What stays alive meanwhile: the position
-    embeddings, cos and sin in float32, and the deepstack features of earlier blocks.
+    There are four candidates. Patches are cast before they are embedded; adding position embeddings interpolates four rows in
+    float32 (a CPU casts them first); rotating queries and keys is done in float32; the MLP holds its intermediate twice. What
+    stays alive meanwhile: the position embeddings, cos and sin in float32, and the deepstack features of earlier blocks.
     """
     settings = Section("vision_config", vision.settings)
     hidden, intermediate = settings.get("hidden_size", int), settings.get("intermediate_size", int)
     cast = 4 if size < 4 else 0
+    values = vision.channels * vision.temporal_patch_size * vision.patch_size**2
+    embedding = hidden * size + (values * size if cast else 0)
     features = len(vision.deepstack_layers) * vision.out_hidden * size // vision.merge_size**2
     kept = 4 * hidden + 2 * 4 * hidden // settings.get("num_heads", int) + features
     positions = hidden * (size + 4 * size + 4 * 4 + 4 * cast)
     rotation = hidden * (5 * size + 2 * cast + 4 * 4) + kept
     mlp = 3 * hidden * size + 2 * intermediate * size + kept
-    return max(positions, rotation, mlp)
+    return max(embedding, positions, rotation, mlp)

@@ -161,7 +161,10 @@ def _in_turn(case: Case, config: EngineConfig) -> Iterator[Part]:
     following = row if config.draft == "mtp" else 0
     embedded = length * (rows * row + following + 3 * 8)
     if facts.picture is not None:
-        tower = _page(case, config) * facts.picture.patches * facts.picture.tower[item]
+        patches = _page(case, config) * facts.picture.patches
+        # On a card, the picture's own values lie there as well, in float32.
+        values = 4 * facts.picture.patch_values if case.device == "cuda" else 0
+        tower = patches * (facts.picture.tower[item] + values)
         # The embeddings, and the features of the pictures seen so far, which are all of a prompt at most.
         yield Part("work", "prompt before the decoder", length * (row + rows * row), "vision")
         yield Part("work", "vision tower", tower, "vision", note=f"one picture of {_page(case, config)} tokens")
@@ -198,13 +201,13 @@ def _step(case: Case, config: EngineConfig) -> int:
     width = 1 if config.draft == "none" else config.draft_tokens + 1
     rows = config.slots * width
     layer = rows * item * (6 * facts.hidden + 4 * facts.intermediate + 4 * facts.heads * facts.head_dim)
-    mask = rows * facts.heads * config.max_length * (1 + item)
+    mask = rows * facts.heads * _length(case, config) * (1 + item)
     # Sampling works on one row at a time, in float32 with an index of eight bytes for the sort.
     sampling = facts.vocabulary * (6 * 4 + 8)
     logits = rows * facts.vocabulary * item
     if case.device == "cuda" and config.compile:
         # Every captured bucket keeps its own.
-        shapes = sum(_doubling(1, config.slots)) * len(_doubling(SHORTEST_BUCKET, config.max_length))
+        shapes = sum(_doubling(1, config.slots)) * len(_doubling(SHORTEST_BUCKET, _length(case, config)))
         logits = shapes * width * facts.vocabulary * item
     return layer + mask + sampling + logits
 
@@ -217,7 +220,7 @@ def _besides(case: Case, config: EngineConfig) -> Iterator[Part]:
             yield Part("reserve", "compiler", COMPILER_CPU)
         return
     yield Part("process", "CUDA context", CONTEXT_CUDA + WORKSPACE_CUDA)
-    buckets = len(_doubling(1, config.slots)) * len(_doubling(SHORTEST_BUCKET, config.max_length))
+    buckets = len(_doubling(1, config.slots)) * len(_doubling(SHORTEST_BUCKET, _length(case, config)))
     if config.compile:
         widths = 1 if config.draft == "none" else 2
         yield Part("reserve", "captured steps", buckets * widths * GRAPH_CUDA, note=f"{buckets * widths} shapes")
