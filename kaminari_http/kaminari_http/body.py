@@ -6,8 +6,8 @@ msgspec names the place of a mistake, which becomes `param` of the error.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
@@ -24,8 +24,8 @@ _PLACE = re.compile(r" - at `(?:key` in `)?\$\.?(?P<path>[^`]*)`$")
 _JSON_NAMES = {"str": "string", "int": "integer", "float": "number", "bool": "boolean"}
 _HINTS = {
     "role": "; choose system, developer, user, assistant or tool",
-    "messages.type": "; content parts of type text and image_url are supported",
-    "input.type": "; items of type message with parts of type input_text, input_image and output_text are supported",
+    "messages.type": "; content parts of type text, image_url and file are supported",
+    "input.type": "; items of type message with parts of type input_text, input_image, input_file and output_text are supported",
 }
 
 
@@ -69,6 +69,14 @@ def decode(body: bytes, kind: type[Body]) -> Body:
         raise RequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
     except RecursionError:
         raise RequestError("The body is nested too deeply.", code="invalid_json") from None
+
+
+def convert(values: Mapping[str, Any], kind: type[Body]) -> Body:
+    """The fields of a form, whose values are texts where they are no objects. Raises RequestError as `decode` does."""
+    try:
+        return msgspec.convert(values, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise _mistake(str(error)) from None
 
 
 def decode_supported(body: bytes, kind: type[Body], harmless: Harmless) -> Body:

@@ -18,6 +18,8 @@ class AppConfig:
     """Origins whose web pages may call the server; `*` is any."""
     max_body: int = 64 * 2**20
     """Bytes of one request body; pictures travel in it, a third larger than their files. Also of one fetched picture."""
+    max_pages: int = 100
+    """Pages of one document that a request may have read."""
     allow_media_hosts: tuple[str, ...] = ()
     """Hosts, with a port where it is not the usual one, that pictures are fetched from; none fetches nothing."""
 
@@ -27,8 +29,9 @@ class AppConfig:
             raise UsageError("an --api-key is empty or holds a space, so no client can send it")
         for entry in self.allow_media_hosts:
             parse_host(entry)
-        if self.max_body < 1:
-            raise UsageError(f"max-body is {self.max_body}, but must be at least 1")
+        for name in ("max_body", "max_pages"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name.replace('_', '-')} is {getattr(self, name)}, but must be at least 1")
 
 
 def parse_host(entry: str) -> tuple[str, int | None]:

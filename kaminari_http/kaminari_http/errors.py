@@ -24,7 +24,13 @@ from kaminari_core.errors import (
     RequestError,
 )
 
-STATUS_OF_CODE = {"model_not_found": 404, "body_too_large": 413, "page_too_large": 413, "unsupported_media_type": 415}
+STATUS_OF_CODE = {
+    "origin_not_allowed": 403,
+    "model_not_found": 404,
+    "body_too_large": 413,
+    "page_too_large": 413,
+    "unsupported_media_type": 415,
+}
 FINAL = {"X-Should-Retry": "false"}
 """OpenAI's clients send a request again by themselves after 5xx. One that set itself a limit, or kills engines, must not be."""
 CODE_OF_STATUS = {401: "invalid_api_key", 404: "not_found", 405: "method_not_allowed"}

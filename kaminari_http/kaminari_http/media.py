@@ -34,6 +34,8 @@ REDIRECTS = 3
 FETCHES = 8
 """Pictures that are fetched at a time."""
 PORTS = {"http": 80, "https": 443}
+FILES = frozenset({"application/octet-stream", "binary/octet-stream", "application/pdf"})
+"""Media types that are taken beside those of pictures."""
 TRANSLATED = ipaddress.ip_network("64:ff9b::/96")
 """IPv6 addresses that stand for IPv4 ones (RFC 6052), private ones too."""
 
@@ -113,8 +115,8 @@ class Media:
         if answer.status != 200:
             raise _refused(place, f"{target.host} answered {answer.status} {answer.reason}".rstrip())
         kind = answer.getheader("Content-Type", "").partition(";")[0].strip().lower()
-        if kind and not kind.startswith("image/") and kind not in ("application/octet-stream", "binary/octet-stream"):
-            raise _refused(place, f"{target.host} answered with {kind}, which is no picture")
+        if kind and not kind.startswith("image/") and kind not in FILES:
+            raise _refused(place, f"{target.host} answered with {kind}, which is neither a picture nor a PDF file")
         data = answer.read(self._most_bytes + 1)
         if len(data) > self._most_bytes:
             raise _refused(place, f"the picture is larger than {self._most_bytes} bytes (--max-body)")

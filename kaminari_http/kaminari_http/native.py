@@ -65,7 +65,7 @@ async def asked_of(request: HttpRequest) -> tuple[Serving, str, Request]:
     model = next(iter(service.engines), "") if asked.model is None else asked.model
     engine = service.engine(model)
     fetched = await service.fetch(model, _pictures(asked))
-    return engine, model, await run_in_threadpool(_request, asked, engine.tasks, fetched)
+    return engine, model, await run_in_threadpool(_request, asked, engine, fetched)
 
 
 def _pictures(asked: GenerateRequest) -> Iterator[tuple[str, str]]:
@@ -73,8 +73,8 @@ def _pictures(asked: GenerateRequest) -> Iterator[tuple[str, str]]:
     yield from ((url, f"images[{index}]") for index, url in enumerate(asked.images or []))
 
 
-def _request(asked: GenerateRequest, tasks: Mapping[str, str], fetched: Fetched) -> Request:
-    messages = _messages(asked, tasks, fetched)
+def _request(asked: GenerateRequest, engine: Serving, fetched: Fetched) -> Request:
+    messages = _messages(asked, engine, fetched)
     structure = _structure(asked)
     return request_of(messages, asked, max_tokens=asked.max_tokens, logprobs=asked.logprobs, structure=structure)
 
@@ -92,14 +92,14 @@ def _structure(asked: GenerateRequest) -> Structure | None:
     return Structure.template(asked.template)
 
 
-def _messages(asked: GenerateRequest, tasks: Mapping[str, str], fetched: Fetched) -> tuple[Message, ...]:
+def _messages(asked: GenerateRequest, engine: Serving, fetched: Fetched) -> tuple[Message, ...]:
     """The conversation that was sent, or one turn of the pictures, then the prompt or the task's."""
     if asked.messages is not None:
         if any(field is not None for field in (asked.prompt, asked.task, asked.template, asked.images)):
             raise RequestError("Send either messages or a prompt, task and images, not both.", param="messages")
-        return messages_of(asked.messages, fetched)
+        return messages_of(asked.messages, fetched, engine.config)
     parts: list[Part] = [image_of(url, f"images[{index}]", fetched) for index, url in enumerate(asked.images or [])]
-    return (Message("user", (*parts, TextPart(_prompt(asked, tasks)))),)
+    return (Message("user", (*parts, TextPart(_prompt(asked, engine.tasks)))),)
 
 
 def _prompt(asked: GenerateRequest, tasks: Mapping[str, str]) -> str:

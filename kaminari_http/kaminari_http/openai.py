@@ -18,6 +18,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from kaminari_core.config import EngineConfig
 from kaminari_core.errors import RequestError
 from kaminari_core.flow import Alternative, Delta, Finished, Request, Result, Token
 from kaminari_http.app import Service, json_reply, request_id, service_of
@@ -92,7 +93,7 @@ async def complete_chat(request: HttpRequest) -> Response:
     asked = await read_json(request, partial(decode_supported, kind=ChatRequest, harmless=CHAT))
     service = service_of(request)
     fetched = await service.fetch(asked.model, pictures_of(asked.messages))
-    choices = await run_in_threadpool(_choices, asked, fetched)
+    choices = await run_in_threadpool(_choices, asked, fetched, service.engine(asked.model).config)
     reply = _Reply.begin(service, asked, choices, request_id(request))
     if asked.stream:
         return await open_stream(reply.call, reply.events())
@@ -169,7 +170,7 @@ def _logprob(token: Alternative) -> tuple[str, float, list[int]]:
     return token.text, max(token.logprob, LEAST_LOGPROB), list(token.bytes)
 
 
-def _choices(asked: ChatRequest, fetched: Fetched) -> list[Request]:
+def _choices(asked: ChatRequest, fetched: Fetched, config: EngineConfig) -> list[Request]:
     """One engine request per choice. Raises RequestError and ImageError."""
     if asked.top_logprobs is not None and not asked.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
@@ -179,7 +180,7 @@ def _choices(asked: ChatRequest, fetched: Fetched) -> list[Request]:
     most = asked.max_completion_tokens or asked.max_tokens
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
     structure = structure_of(asked, asked.response_format)
-    messages = messages_of(asked.messages, fetched)
+    messages = messages_of(asked.messages, fetched, config)
     request = request_of(messages, asked, max_tokens=most, logprobs=logprobs, structure=structure)
     return choices_of(request, asked.n or 1)
 

@@ -36,9 +36,10 @@ from kaminari_http.wire import (
     TokenizeReply,
 )
 from kaminari_http.wire_completions import Completion, CompletionRequest
+from kaminari_http.wire_ocr import OcrForm, OcrPage, OcrReply, OcrRequest, OcrSummary
 from kaminari_http.wire_responses import ResponseEvent, ResponseObject, ResponsesRequest
 
-JSON, EVENTS, TEXT = "application/json", "text/event-stream", "text/plain"
+JSON, FORM, EVENTS, TEXT = "application/json", "multipart/form-data", "text/event-stream", "text/plain"
 SCHEMA = "#/components/schemas/{name}"
 REFUSALS = (400, 404, 405, 413, 415, 429, 500, 503, 504)
 """What a route that serves requests may answer instead, beside 401."""
@@ -53,9 +54,14 @@ class Operation:
     events: tuple[type[msgspec.Struct], ...] = ()
     example: Mapping[str, Any] = field(default_factory=dict)
     errors: tuple[int, ...] = (405, 500, 503)
+    form: type[msgspec.Struct] | None = None
 
 
 _TURN = {"role": "user", "content": "What does the picture say?"}
+_PICTURE = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAEAAAABACAAAAACPAi4CAAAALElEQVR4nO3MoQEAAAjDMOD/n+GIGUTqm97KmvAHAAA"
+    "AAAAAAAAAAAAAAAAA8B44UC0Bf7Sd28IAAAAASUVORK5CYII="
+)
 OPERATIONS: Mapping[tuple[str, str], Operation] = MappingProxyType(
     {
         ("GET", "/"): Operation("text/html"),
@@ -75,6 +81,9 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = MappingProxyType(
         ),
         ("POST", "/v1/responses"): Operation(
             ResponseObject, ResponsesRequest, (ResponseEvent,), {"input": "Hello", "max_output_tokens": 16}, REFUSALS
+        ),
+        ("POST", "/v1/ocr"): Operation(
+            OcrReply, OcrRequest, (OcrPage, OcrSummary), {"file": _PICTURE, "max_tokens": 16}, (*REFUSALS, 403), OcrForm
         ),
         ("POST", "/generate"): Operation(
             GenerateReply, GenerateRequest, (), {"prompt": "Hello", "max_tokens": 16}, REFUSALS
@@ -153,6 +162,8 @@ def _operation(route: Route, method: str, models: list[str], *, keyed: bool) -> 
     if known.body is not None:
         example = {"model": models[0], **known.example} if models else dict(known.example)
         content = {JSON: {"schema": _reference(known.body), "example": example}}
+        if known.form is not None:
+            content[FORM] = {"schema": _reference(known.form)}
         made["requestBody"] = {"required": True, "content": content}
     made["responses"]["200"] = _answer("The reply", _contents(known))
     errors = (*known.errors, 401) if locked else known.errors
@@ -190,11 +201,13 @@ def _schemas(models: list[str]) -> dict[str, Any]:
     """Every type that travels, the bodies with the served names and the keys that are refused."""
     kinds: set[type[msgspec.Struct]] = {ErrorReply}
     for operation in OPERATIONS.values():
-        kinds |= {kind for kind in (operation.reply, operation.body) if isinstance(kind, type)} | {*operation.events}
+        known = (operation.reply, operation.body, operation.form, *operation.events)
+        kinds |= {kind for kind in known if isinstance(kind, type)}
     ordered = sorted(kinds, key=lambda kind: kind.__name__)
     _, schemas = msgspec.json.schema_components(ordered, ref_template=SCHEMA)
+    schemas["OcrForm"]["properties"]["file"] = {"type": "string", "format": "binary"}
     for name, schema in schemas.items():
-        if name.endswith("Request") and models:
+        if name.endswith(("Request", "Form")) and models:
             required = "model" in schema["required"] if "required" in schema else False
             schema["properties"]["model"] = {"enum": models if required else [*models, None]}
         for key, values in NOT_SUPPORTED.get(name, {}).items():

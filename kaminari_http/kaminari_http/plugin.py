@@ -23,10 +23,10 @@ def kaminari_commands(cli: click.Group) -> None:
 @hookimpl
 def kaminari_routes() -> Iterable[BaseRoute]:
     """Health and metrics, the OpenAI routes and the native ones."""
-    from kaminari_http import app, completions, native, openai, openapi, page, responses, tokenize
+    from kaminari_http import app, completions, native, ocr, openai, openapi, page, responses, tokenize
 
     return [
         route
-        for each in (app, page, openapi, openai, completions, responses, native, tokenize)
+        for each in (app, page, openapi, openai, completions, responses, ocr, native, tokenize)
         for route in each.routes()
     ]

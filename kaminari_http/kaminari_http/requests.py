@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from kaminari_core.config import EngineConfig
 from kaminari_core.data_url import decode_data_url
 from kaminari_core.errors import RequestError
 from kaminari_core.flow import ImagePart, Message, Part, Request, Sampling, TextPart
 from kaminari_core.structured.structure import Structure
 from kaminari_core.tasks import fill
-from kaminari_http.wire import ChatMessage, ImageContent, Options
+from kaminari_http.files import file_url, pages_of_url
+from kaminari_http.wire import ChatMessage, FileContent, ImageContent, Options
 
 Value = TypeVar("Value")
 Fetched = Mapping[str, bytes]
@@ -66,15 +68,17 @@ def pictures_of(messages: Sequence[ChatMessage]) -> Iterator[tuple[str, str]]:
                 yield part.url, f"messages[{index}].content[{number}]"
 
 
-def messages_of(messages: Sequence[ChatMessage], fetched: Fetched) -> tuple[Message, ...]:
+def messages_of(messages: Sequence[ChatMessage], fetched: Fetched, config: EngineConfig) -> tuple[Message, ...]:
     """The turns of a conversation, pictures decoded from their data URLs or taken from those that were fetched.
+
+    The pages of documents become pictures, within the limits of `config`.
 
     Raises RequestError for a conversation without a user's turn and for a turn without content, ImageError for a picture's
     URL, each with the `param` at fault, such as `messages[0].content[1]`.
     """
     if not messages:
         raise RequestError("messages is empty; send at least one user message.", param="messages")
-    turns = tuple(_message(message, f"messages[{index}]", fetched) for index, message in enumerate(messages))
+    turns = tuple(_message(message, f"messages[{index}]", fetched, config) for index, message in enumerate(messages))
     if all(turn.role != "user" for turn in turns):
         raise RequestError("messages holds no user message, so there is nothing to reply to.", param="messages")
     return turns
@@ -130,7 +134,7 @@ def _given(value: Value | None, default: Value) -> Value:
     return default if value is None else value
 
 
-def _message(message: ChatMessage, place: str, fetched: Fetched) -> Message:
+def _message(message: ChatMessage, place: str, fetched: Fetched, config: EngineConfig) -> Message:
     if not message.content:
         return Message(message.role, _no_content(message, place))
     if isinstance(message.content, str):
@@ -139,6 +143,10 @@ def _message(message: ChatMessage, place: str, fetched: Fetched) -> Message:
     for index, part in enumerate(message.content):
         if isinstance(part, ImageContent):
             parts.append(image_of(part.url, f"{place}.content[{index}]", fetched))
+        elif isinstance(part, FileContent):
+            within = f"{place}.content[{index}]"
+            url = file_url(part.file.file_data, None, part.file.file_id, within)
+            parts += pages_of_url(url, within, fetched, config)
         else:
             parts.append(TextPart(part.text))
     return Message(message.role, tuple(parts))

@@ -14,11 +14,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
+from kaminari_core.config import EngineConfig
 from kaminari_core.errors import RequestError
 from kaminari_core.flow import Delta, Finished, Message, Part, Request, Result, TextPart, Token
 from kaminari_http.app import json_reply, request_id, service_of
 from kaminari_http.body import decode_supported, read_json
 from kaminari_http.call import Call, unless_client_leaves
+from kaminari_http.files import file_url, pages_of_url
 from kaminari_http.openai import report_of, token_logprob
 from kaminari_http.requests import Fetched, image_of, in_terms_of, request_of
 from kaminari_http.sse import named_event, open_stream
@@ -28,6 +30,7 @@ from kaminari_http.wire import TokenLogprob
 from kaminari_http.wire_responses import (
     IncompleteDetails,
     InputDetails,
+    InputFile,
     InputImage,
     InputItem,
     OutputDetails,
@@ -53,7 +56,7 @@ async def respond(request: HttpRequest) -> Response:
     service = service_of(request)
     engine, fetched = service.engine(asked.model), await service.fetch(asked.model, _pictures(asked))
     with in_terms_of("input"):
-        wanted = await run_in_threadpool(_request, asked, fetched)
+        wanted = await run_in_threadpool(_request, asked, fetched, engine.config)
         call = Call.submit(engine, asked.model, [wanted], service.metrics, request_id(request))
         reply = _Reply(asked, call)
         if asked.stream:
@@ -70,24 +73,26 @@ def _pictures(asked: ResponsesRequest) -> Iterator[tuple[str, str]]:
         for number, part in enumerate(item.content if isinstance(item.content, list) else ()):
             if isinstance(part, InputImage):
                 yield part.image_url, f"input[{index}].content[{number}]"
+            elif isinstance(part, InputFile) and part.file_url is not None:
+                yield part.file_url, f"input[{index}].content[{number}]"
 
 
-def _request(asked: ResponsesRequest, fetched: Fetched) -> Request:
+def _request(asked: ResponsesRequest, fetched: Fetched, config: EngineConfig) -> Request:
     """The engine's request. Raises RequestError and ImageError."""
     if asked.top_logprobs is not None and not asked.include:
         raise RequestError('top_logprobs needs include to be ["message.output_text.logprobs"].', param="top_logprobs")
     logprobs = (asked.top_logprobs or 0) if asked.include else None
     structure = structure_of(asked, None if asked.text is None else asked.text.format, "text.format")
-    messages = _messages(asked, fetched)
+    messages = _messages(asked, fetched, config)
     return request_of(messages, asked, max_tokens=asked.max_output_tokens, logprobs=logprobs, structure=structure)
 
 
-def _messages(asked: ResponsesRequest, fetched: Fetched) -> tuple[Message, ...]:
+def _messages(asked: ResponsesRequest, fetched: Fetched, config: EngineConfig) -> tuple[Message, ...]:
     """The conversation, the instructions before everything else."""
     if isinstance(asked.input, str):
         turns = [Message("user", (TextPart(asked.input),))]
     else:
-        turns = [_message(item, f"input[{index}]", fetched) for index, item in enumerate(asked.input)]
+        turns = [_message(item, f"input[{index}]", fetched, config) for index, item in enumerate(asked.input)]
     if not any(turn.role == "user" for turn in turns):
         raise RequestError("input holds no user message, so there is nothing to reply to.", param="input")
     if asked.instructions:
@@ -98,7 +103,7 @@ def _messages(asked: ResponsesRequest, fetched: Fetched) -> tuple[Message, ...]:
     return tuple(turns)
 
 
-def _message(item: InputItem, place: str, fetched: Fetched) -> Message:
+def _message(item: InputItem, place: str, fetched: Fetched, config: EngineConfig) -> Message:
     if isinstance(item.content, str):
         return Message(item.role, (TextPart(item.content),))
     if not item.content and item.role != "assistant":
@@ -107,6 +112,11 @@ def _message(item: InputItem, place: str, fetched: Fetched) -> Message:
     for index, part in enumerate(item.content):
         if isinstance(part, InputImage):
             parts.append(image_of(part.image_url, f"{place}.content[{index}]", fetched))
+        elif isinstance(part, InputFile):
+            within = f"{place}.content[{index}]"
+            parts += pages_of_url(
+                file_url(part.file_data, part.file_url, part.file_id, within), within, fetched, config
+            )
         else:
             parts.append(TextPart(part.text))
     return Message(item.role, tuple(parts))

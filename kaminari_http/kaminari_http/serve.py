@@ -97,6 +97,13 @@ FAILURE_SECONDS = 0.5
     help="The largest request body; pictures travel in it as base64.",
 )
 @option(
+    "--max-pages",
+    type=click.IntRange(min=1),
+    default=AppConfig().max_pages,
+    show_default=True,
+    help="The most pages of a document that one request to /v1/ocr may have read.",
+)
+@option(
     "--warm-up/--no-warm-up",
     default=False,
     show_default=True,
@@ -147,6 +154,7 @@ def serve(
     cors_origins: Sequence[str],
     allow_media_hosts: Sequence[str],
     max_body: int,
+    max_pages: int,
     warm_up: bool,
     in_process: bool,
     exit_on_failure: bool,
@@ -167,6 +175,7 @@ def serve(
         api_keys=tuple(api_keys),
         cors_origins=tuple(cors_origins),
         max_body=max_body,
+        max_pages=max_pages,
         allow_media_hosts=tuple(allow_media_hosts),
     )
     wanted = _pair_up(models, checkpoints, served_names)

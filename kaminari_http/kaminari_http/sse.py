@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
+from typing import Protocol
 
 import msgspec
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
 from kaminari_core.errors import KaminariError
-from kaminari_http.call import Call
 from kaminari_http.errors import failure_of
 
 logger = logging.getLogger(__name__)
@@ -30,10 +30,24 @@ def named_event(name: str, value: msgspec.Struct) -> bytes:
     return b"event: " + name.encode() + b"\n" + event(value)
 
 
+class Streamed(Protocol):
+    """What is behind a stream: a Call, or what is used like one."""
+
+    http_id: str
+
+    async def first(self, patience: float) -> None:
+        """See Call."""
+        ...
+
+    def cancel(self) -> None:
+        """See Call."""
+        ...
+
+
 class EventStream(EventSourceResponse):
     """Streams the events of a call; ends the call whatever way the response ends, even when it never began."""
 
-    def __init__(self, call: Call, events: AsyncIterator[bytes]) -> None:
+    def __init__(self, call: Streamed, events: AsyncIterator[bytes]) -> None:
         super().__init__(_guarded(call, events), ping=KEEP_ALIVE_SECONDS, ping_message_factory=_keep_alive, sep="\n")
         self._call = call
 
@@ -44,7 +58,7 @@ class EventStream(EventSourceResponse):
             self._call.cancel()
 
 
-async def open_stream(call: Call, events: AsyncIterator[bytes]) -> EventStream:
+async def open_stream(call: Streamed, events: AsyncIterator[bytes]) -> EventStream:
     """Answer with `events` of a call. Raises the failure of a request that fails before the first event."""
     try:
         await call.first(FIRST_EVENT_SECONDS)
@@ -54,7 +68,7 @@ async def open_stream(call: Call, events: AsyncIterator[bytes]) -> EventStream:
     return EventStream(call, events)
 
 
-async def _guarded(call: Call, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def _guarded(call: Streamed, events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     """The events, and after a failure the error object as the last one: the status has been sent already."""
     try:
         async for data in events:

@@ -47,11 +47,25 @@ class ImageContent(Struct, tag_field="type", tag="image_url"):
         return self.image_url if isinstance(self.image_url, str) else self.image_url.url
 
 
+class FileData(Struct):
+    """The object form of a file. `file_data` is a data: URL or bare base64; `file_id` is refused, for no files are kept here."""
+
+    file_data: str | None = None
+    filename: str | None = None
+    file_id: str | None = None
+
+
+class FileContent(Struct, tag_field="type", tag="file"):
+    """`{"type": "file", "file": {"file_data": "data:application/pdf;base64,..."}}`: its pages become pictures, in order."""
+
+    file: FileData
+
+
 class ChatMessage(Struct):
     """One turn. `content` may be absent only where an assistant's turn has `tool_calls`, which the model is not shown."""
 
     role: Role
-    content: str | list[TextContent | ImageContent] | None = None
+    content: str | list[TextContent | ImageContent | FileContent] | None = None
     tool_calls: list[Any] | None = None
 
 

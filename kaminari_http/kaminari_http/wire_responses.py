@@ -29,6 +29,15 @@ class InputImage(Struct, tag_field="type", tag="input_image"):
     detail: Literal["auto", "low", "high", "original"] | None = None
 
 
+class InputFile(Struct, tag_field="type", tag="input_file"):
+    """`{"type": "input_file", "file_data": ...}` or one with `file_url`: the pages of a document become pictures, in order."""
+
+    file_data: str | None = None
+    file_url: str | None = None
+    filename: str | None = None
+    file_id: str | None = None
+
+
 class OutputTextInput(Struct, tag_field="type", tag="output_text"):
     """What the model said in an earlier reply, sent back as it came."""
 
@@ -39,7 +48,7 @@ class InputItem(Struct):
     """One turn."""
 
     role: InputRole
-    content: str | list[InputText | InputImage | OutputTextInput]
+    content: str | list[InputText | InputImage | InputFile | OutputTextInput]
     type: Literal["message"] = "message"
 
 

@@ -6,10 +6,9 @@ preparing threads, which bounds the memory that decoded pages take.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -17,11 +16,10 @@ from typing import Generic, TypeVar
 
 from kaminari_core.documents.document import Document
 from kaminari_core.documents.pages import PageReader, PageResult, Ready, fail
-from kaminari_core.errors import EngineClosedError, EngineError, KaminariError, QueueFullError
+from kaminari_core.errors import EngineClosedError, KaminariError, QueueFullError
 from kaminari_core.flow import Event, Failed, Finished, Request, Result
 from kaminari_core.serving import Serving
 
-logger = logging.getLogger(__name__)
 Key = TypeVar("Key")
 
 
@@ -68,17 +66,11 @@ class BatchReader:
     def _read(self, task: Task[Key]) -> PageResult:
         """In a thread of its own: one page from its document to its result."""
         began = time.monotonic()
-        failed: Callable[[KaminariError], PageResult] = lambda error: fail(  # noqa: E731
-            task.document.name, task.number, task.document.pages, error, time.monotonic() - began
-        )
         try:
             ready = self._reader.prepare(task.document, task.number)
             return ready.finish(self._answers(ready))
         except KaminariError as error:
-            return failed(error)
-        except Exception as error:
-            logger.exception("reading %s, page %d, failed", task.document.name, task.number)
-            return failed(EngineError(f"{type(error).__name__}: {error}"))
+            return fail(task.document, task.number, error, time.monotonic() - began)
 
     def _answers(self, ready: Ready) -> list[Result]:
         """The engine's results for all pieces of a page. Raises the error of the first piece that failed."""

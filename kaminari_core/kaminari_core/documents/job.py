@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from kaminari_core.config import EngineConfig
 from kaminari_core.documents.batch import BatchReader, Task
 from kaminari_core.documents.document import DEFAULT_DPI, Document, open_document
-from kaminari_core.documents.pages import PageReader, PageResult, Question, check_pictures, fail
+from kaminari_core.documents.pages import PageReader, PageResult, Question, check_pictures
 from kaminari_core.documents.records import Record, page_id, page_record
 from kaminari_core.documents.selection import PageSelection
 from kaminari_core.documents.sources import HEAD, SourceFile, printable
@@ -125,7 +125,7 @@ class ReadJob:
                 numbers = self.selection.numbers(document.pages, path)
             except KaminariError as error:
                 key = self._key(path, 1, "")
-                self._settle(key.index, self._record(key, fail(path, 1, 1, error)))
+                self._settle(key.index, self._record(key, _unopened(path, error)))
                 continue
             yield from self._unread(document, numbers)
 
@@ -180,6 +180,11 @@ def count_pages(sources: Sequence[SourceFile], selection: PageSelection, config:
         except (KaminariError, OSError):
             total += 1
     return total
+
+
+def _unopened(path: str, error: KaminariError) -> PageResult:
+    """What became of a file that is no document: it counts as a page."""
+    return PageResult(name=path, page=1, pages=1, status="failed", seconds=0.0, error=error)
 
 
 def _read_file(source: SourceFile, name: str) -> bytes:

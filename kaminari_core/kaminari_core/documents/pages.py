@@ -10,6 +10,7 @@ to both.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from kaminari_core.documents.blank import is_blank
 from kaminari_core.documents.document import Document, Sheet
 from kaminari_core.documents.join import Line, join_pieces
 from kaminari_core.documents.split import Piece, cut, tallest_piece
-from kaminari_core.errors import DocumentError, KaminariError
+from kaminari_core.errors import DocumentError, EngineError, KaminariError
 from kaminari_core.evidence.facts import FieldConfidence, LineConfidence, Source
 from kaminari_core.flow import (
     FinishDetail,
@@ -36,6 +37,7 @@ from kaminari_core.flow import (
 )
 from kaminari_core.protocols import ModelShape
 
+logger = logging.getLogger(__name__)
 Status = Literal["read", "blank", "failed"]
 LINE_TASKS: Final = frozenset({"ocr"})
 """Tasks whose answer is lines, so that those of a page's pieces can be joined. Of a table or a JSON object, half is no answer."""
@@ -199,7 +201,19 @@ class PageReader:
     shape: ModelShape
 
     def prepare(self, document: Document, number: int) -> Ready:
-        """Decode a page and decide what to ask of it. Raises DocumentError or ImageError for a page that cannot be read."""
+        """Decode a page and decide what to ask of it.
+
+        Raises DocumentError or ImageError for a page that cannot be read, and EngineError, logged, for what nobody foresaw.
+        """
+        try:
+            return self._prepare(document, number)
+        except KaminariError:
+            raise
+        except Exception as error:
+            logger.exception("preparing %s, page %d, failed", document.name, number)
+            raise EngineError(f"{document.name}: preparing the page failed: {type(error).__name__}: {error}") from error
+
+    def _prepare(self, document: Document, number: int) -> Ready:
         began = time.monotonic()
         sheet = document.sheet(number)
         seen = PageSeen(sheet.format, sheet.decoded, sheet.rotation, sheet.image.size)
@@ -233,9 +247,19 @@ def picture_of(
     return ImagePart(sheet.encoded(box), name, Source(sheet.decoded, sheet.rotation, crop, number, document.pages))
 
 
-def fail(name: str, page: int, pages: int, error: KaminariError, seconds: float = 0.0) -> PageResult:
+def fail(document: Document, page: int, error: KaminariError, seconds: float) -> PageResult:
     """The result of a page that failed."""
-    return PageResult(name=name, page=page, pages=pages, status="failed", seconds=seconds, error=error)
+    return PageResult(
+        name=document.name, page=page, pages=document.pages, status="failed", seconds=seconds, error=error
+    )
+
+
+def page_confidence(result: PageResult) -> tuple[float, float] | None:
+    """How sure the model was of a page: the mean of its lines' means, and the least sure token of all. None where unknown."""
+    if not result.lines:
+        return None
+    mean = sum(line.mean for line in result.lines) / len(result.lines)
+    return mean, min(line.minimum for line in result.lines)
 
 
 def check_pictures(shape: ModelShape, model: str) -> None:

@@ -31,6 +31,9 @@ def page_id(path: str, sha256: str, page: int, settings: Mapping[str, Any]) -> s
 
 def page_record(result: PageResult) -> Record:
     """What became of a page, as JSON values."""
+    from kaminari_core.documents.pages import page_confidence
+
+    sure = page_confidence(result)
     return {
         "path": result.name,
         "page": result.page,
@@ -40,7 +43,7 @@ def page_record(result: PageResult) -> Record:
         "error": None if result.error is None else error_record(result.error),
         "finish_reason": result.finish_reason,
         "finish_detail": result.finish_detail,
-        "confidence": _whole(result),
+        "confidence": None if sure is None else {"mean": sure[0], "minimum": sure[1]},
         "lines": [dataclasses.asdict(line) for line in result.lines],
         "fields": [dataclasses.asdict(field) for field in result.fields],
         "usage": dataclasses.asdict(result.usage),
@@ -53,14 +56,6 @@ def page_record(result: PageResult) -> Record:
 def error_record(error: KaminariError) -> Record:
     """Why a page failed: the message, and the code where there is one."""
     return {"message": str(error), "code": error.code}
-
-
-def _whole(result: PageResult) -> Record | None:
-    """How sure the model was of a page: the mean of its lines, and the least sure token of all."""
-    if not result.lines:
-        return None
-    mean = sum(line.mean for line in result.lines) / len(result.lines)
-    return {"mean": mean, "minimum": min(line.minimum for line in result.lines)}
 
 
 def as_line(record: Record) -> str:
