@@ -1,7 +1,9 @@
 """Boxes that a model writes -> pixels of the uploaded file, and back.
 
-A model answers in thousandths of what it saw: the canvas, after turning upright, resizing and letterboxing. The person who asked
-has the file. `flow.Saw` holds every step between the two, so the way back needs no second look at the picture.
+    thousandths of the canvas -> pixels of the canvas -> of the upright picture -> of the upright page -> of the file
+
+A model answers in thousandths of what it saw: the canvas, after turning upright, cropping, resizing and letterboxing. The person
+who asked has the file. `flow.Saw` holds every step between the two, so the way back needs no second look at the picture.
 """
 
 from __future__ import annotations
@@ -17,48 +19,55 @@ SCALE = 1000
 def to_file(box: Box, saw: Saw, scale: float = SCALE) -> Box:
     """A box in `scale`-ths of the canvas -> pixels of the uploaded file, as stored before rotation.
 
-    What lies on the letterbox margin is moved to the edge of the picture.
+    What lies on the letterbox margin is moved to the edge of the picture. Of a picture that was made from a larger file, the
+    file is that one (`Saw.source`).
     """
     left, top, width, height = saw.content
-    upright_width, upright_height = _upright(saw)
-    across = [_clamp((x / scale * saw.canvas[0] - left) / width) * upright_width for x in (box[0], box[2])]
-    down = [_clamp((y / scale * saw.canvas[1] - top) / height) * upright_height for y in (box[1], box[3])]
-    return _ordered(*(_turn_back(x, y, saw) for x, y in zip(across, down, strict=True)))
+    size, rotation, (crop_left, crop_top, crop_width, crop_height) = _origin(saw)
+    across = [crop_left + _clamp((x / scale * saw.canvas[0] - left) / width) * crop_width for x in (box[0], box[2])]
+    down = [crop_top + _clamp((y / scale * saw.canvas[1] - top) / height) * crop_height for y in (box[1], box[3])]
+    return _ordered(*(_turn_back(x, y, size, rotation) for x, y in zip(across, down, strict=True)))
 
 
 def from_file(box: Box, saw: Saw, scale: float = SCALE) -> Box:
     """A box in pixels of the uploaded file -> `scale`-ths of the canvas that the model sees."""
     left, top, width, height = saw.content
-    upright_width, upright_height = _upright(saw)
-    corners = [_turn(x, y, saw) for x, y in ((box[0], box[1]), (box[2], box[3]))]
+    size, rotation, (crop_left, crop_top, crop_width, crop_height) = _origin(saw)
+    corners = [_turn(x, y, size, rotation) for x, y in ((box[0], box[1]), (box[2], box[3]))]
     return _ordered(
         *(
             (
-                (x / upright_width * width + left) / saw.canvas[0] * scale,
-                (y / upright_height * height + top) / saw.canvas[1] * scale,
+                ((x - crop_left) / crop_width * width + left) / saw.canvas[0] * scale,
+                ((y - crop_top) / crop_height * height + top) / saw.canvas[1] * scale,
             )
             for x, y in corners
         )
     )
 
 
-def _upright(saw: Saw) -> tuple[int, int]:
-    width, height = saw.decoded
-    return (height, width) if saw.rotation.startswith(("90", "270")) else (width, height)
+def _origin(saw: Saw) -> tuple[tuple[int, int], str, tuple[int, int, int, int]]:
+    """Size and rotation of the file, and the rectangle of its upright page that the picture shows."""
+    if saw.source is not None:
+        return saw.source.size, saw.source.rotation, saw.source.crop
+    return saw.decoded, saw.rotation, (0, 0, *_upright(saw.decoded, saw.rotation))
 
 
-def _turn(x: float, y: float, saw: Saw) -> tuple[float, float]:
-    """A point of the file -> the upright picture: turned clockwise, then mirrored left to right."""
-    width, height = saw.decoded
-    turn, _, mirror = saw.rotation.partition("+")
+def _upright(size: tuple[int, int], rotation: str) -> tuple[int, int]:
+    return (size[1], size[0]) if rotation.startswith(("90", "270")) else size
+
+
+def _turn(x: float, y: float, size: tuple[int, int], rotation: str) -> tuple[float, float]:
+    """A point of the file -> the upright page: turned clockwise, then mirrored left to right."""
+    width, height = size
+    turn, _, mirror = rotation.partition("+")
     x, y = {"none": (x, y), "90": (height - y, x), "180": (width - x, height - y), "270": (y, width - x)}[turn]
-    return (_upright(saw)[0] - x if mirror else x), y
+    return (_upright(size, rotation)[0] - x if mirror else x), y
 
 
-def _turn_back(x: float, y: float, saw: Saw) -> tuple[float, float]:
-    width, height = saw.decoded
-    turn, _, mirror = saw.rotation.partition("+")
-    x = _upright(saw)[0] - x if mirror else x
+def _turn_back(x: float, y: float, size: tuple[int, int], rotation: str) -> tuple[float, float]:
+    width, height = size
+    turn, _, mirror = rotation.partition("+")
+    x = _upright(size, rotation)[0] - x if mirror else x
     return {"none": (x, y), "90": (y, height - x), "180": (width - x, height - y), "270": (width - y, x)}[turn]
 
 

@@ -18,6 +18,7 @@ from PIL import Image
 
 from kaminari_core.config import EngineConfig
 from kaminari_core.errors import PageTooLargeError, UsageError
+from kaminari_core.evidence.pages import count_pages
 from kaminari_core.flow import ImagePart, Patches, Saw
 from kaminari_core.images import Picture, check_limits, decode, read_header
 from kaminari_core.sizing import Layout, bucket, budgets, exact
@@ -92,12 +93,12 @@ class ImageProcessor:
         headers = [read_header(part.data, part.name) for part in parts]
         check_limits(headers, self.config)
         seen = []
-        while headers:
+        for part in parts:
             header = headers.pop(0)  # which holds its decoded pixels from here on, so only one at a time is kept
             picture = decode(header)
             layout = self.layout(*picture.image.size, name=header.name)
             canvas = fit_picture(picture.image, layout, self.resample)
-            seen.append((self.patchify(canvas), self._saw(picture, layout)))
+            seen.append((self.patchify(canvas), self._saw(part, picture, layout)))
         return tuple(patches for patches, _ in seen), tuple(saw for _, saw in seen)
 
     @property
@@ -109,7 +110,8 @@ class ImageProcessor:
         """Cut an RGB canvas, whose sides are multiples of `unit`, into patches."""
         return patchify(canvas, self.patch_size, self.merge_size, self.temporal_patch_size, self.mean, self.std)
 
-    def _saw(self, picture: Picture, layout: Layout) -> Saw:
+    def _saw(self, part: ImagePart, picture: Picture, layout: Layout) -> Saw:
+        source = part.source
         return Saw(
             format=picture.format,
             decoded=picture.decoded,
@@ -120,6 +122,9 @@ class ImageProcessor:
             grid=layout.grid,
             visual_tokens=layout.tokens,
             budget=layout.budget,
+            page=1 if source is None else source.page,
+            pages=count_pages(part.data) if source is None else source.pages,
+            source=source,
         )
 
 

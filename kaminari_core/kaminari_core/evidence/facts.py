@@ -22,6 +22,20 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class GroundedBox:
+    """A box that a model wrote: left, top, right, bottom.
+
+    `model` is as it was written, in thousandths of what the model saw; `file` in pixels of the uploaded file as it is stored,
+    None where that cannot be told. `picture` is the number of the picture that it is in, from 0, None where there are several.
+    """
+
+    label: str | None
+    model: tuple[float, float, float, float]
+    file: tuple[float, float, float, float] | None
+    picture: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Repeat:
     """The loop that ended a reply: `copies` whole repetitions of `period` tokens were generated.
 
