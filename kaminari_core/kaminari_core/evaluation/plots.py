@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,11 @@ MISSING = "plots need matplotlib: pip install 'kaminari-core[plot]'"
 
 def is_available() -> bool:
     """Whether matplotlib is installed."""
-    return find_spec("matplotlib") is not None
+    try:
+        import_module("matplotlib")
+    except ImportError:
+        return False
+    return True
 
 
 def plot_sweep(rows: Sequence[Row], folder: Path) -> list[Path]:

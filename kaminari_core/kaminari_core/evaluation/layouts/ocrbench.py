@@ -46,15 +46,19 @@ def read(folder: Path) -> list[Sample]:
 
 
 def _file(folder: Path) -> Path | None:
-    for file in sorted([*folder.glob("*.jsonl"), *folder.glob("*.json")]):
-        # What is no JSON at all may be a file of another kind; what begins like questions has to be right to its end.
-        try:
-            entries = _entries(file)
-        except UsageError:
-            continue
-        if entries and _is_question(entries[0]):
-            return file
-    return None
+    files = sorted([*folder.glob("*.jsonl"), *folder.glob("*.json")])
+    return next((file for file in files if _is_question(_first(file))), None)
+
+
+def _first(file: Path) -> Any:
+    """The first entry of a file, None of one that is of another kind."""
+    try:
+        if file.suffix == ".json":
+            return next(iter(_entries(file)), None)
+        with file.open(encoding="utf-8-sig") as lines:
+            return json.loads(next(lines, ""))
+    except (UsageError, ValueError):
+        return None
 
 
 def _entries(file: Path) -> list[Any]:
@@ -62,7 +66,7 @@ def _entries(file: Path) -> list[Any]:
         values = read_json(file)
         return values if isinstance(values, list) else []
     entries = []
-    for number, line in enumerate(read_text(file).splitlines(), 1):
+    for number, line in enumerate(read_text(file).split("\n"), 1):
         if line.strip():
             try:
                 entries.append(json.loads(line))

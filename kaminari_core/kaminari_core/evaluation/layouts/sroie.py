@@ -50,13 +50,15 @@ def _beside(folder: Path, kinds: tuple[str, ...], stem: str) -> Path | None:
 
 def _boxes(file: Path) -> list[Box]:
     boxes = []
-    for number, line in enumerate(read_text(file).splitlines(), 1):
+    for number, line in enumerate(read_text(file).split("\n"), 1):
         if not line.strip():
             continue
         *corners, text = line.split(",", 8)
         try:
-            across, down = [float(value) for value in corners[::2]], [float(value) for value in corners[1::2]]
-            boxes.append(box_around(text, zip(across, down, strict=True)))
-        except ValueError as error:
-            raise UsageError(f"{file}, line {number} is not eight numbers and a text: {error}") from error
+            numbers = [float(value) for value in corners]
+            boxes.append(box_around(text, zip(numbers[::2], numbers[1::2], strict=True)))
+        except ValueError:
+            numbers = []
+        if len(numbers) != 8:
+            raise UsageError(f"{file}, line {number} is not eight numbers and a text: {line[:60]!r}")
     return boxes
