@@ -10,6 +10,7 @@ from kaminari_core.errors import UsageError
 
 Sizing = Literal["bucket", "exact"]
 Draft = Literal["none", "prompt-lookup", "mtp"]
+Kernels = Literal["auto", "own", "aten", "plain"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,11 @@ class EngineConfig:
     """Seconds that the scheduler `microbatch` waits after a first arrival for others to join its batch."""
     quantizer: str = "auto"
     """`auto` (what the checkpoint directory is), `none`, or the quantizer that it must have been packed with."""
+    kernels: Kernels = "auto"
+    """What a CPU computes with: `own` (this package's, compiled on first use), `aten` (torch's), `plain` (torch's without its
+    packed layouts), or `auto`: own where they serve, else aten."""
+    activation_bits: int = 8
+    """Own kernels round activations to so many bits where weights are quantized: 8, or 16, which is as good as not at all."""
     sizing: Sizing = "bucket"
     """`bucket` letterboxes onto a small set of canvases; `exact` is the reference processor's resize."""
     visual_tokens: int = 512
@@ -86,6 +92,10 @@ class EngineConfig:
             raise UsageError(f"batch-window is {self.batch_window}, but must be a number of seconds, 0 or more")
         if not 0 < self.stall_seconds < math.inf:
             raise UsageError(f"stall-seconds is {self.stall_seconds}, but must be a number of seconds above 0")
+        if self.kernels not in ("auto", "own", "aten", "plain"):
+            raise UsageError(f"kernels is {self.kernels!r}; choose auto, own, aten or plain")
+        if self.activation_bits not in (8, 16):
+            raise UsageError(f"activation-bits is {self.activation_bits}; choose 8 or 16")
         if self.sizing not in ("bucket", "exact"):
             raise UsageError(f"sizing is {self.sizing!r}; choose bucket or exact")
         if self.draft not in ("none", "prompt-lookup", "mtp"):

@@ -2,9 +2,9 @@
 
 A step is fed by one host-to-device copy of the rows' tokens, positions and cursors, and runs at the smallest batch bucket and
 the smallest length bucket that cover the live rows, so every shape is one of a small fixed set and attention costs what is
-used. The repeated decoder layer is the compiled region: its graph is shared by all layers, so compile time does not grow with
-depth. On CUDA the whole step is captured once per bucket and replayed; on a CPU, or with compile off, the same code runs
-directly.
+used; where attention reads each row as far as it is filled, lengths need no buckets. The repeated decoder layer is the compiled
+region: its graph is shared by all layers, so compile time does not grow with depth. On CUDA the whole step is captured once per
+bucket and replayed; on a CPU, or with compile off, the same code runs directly.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from kaminari_core.cache_directory import keep_graphs
+from kaminari_core.layers import attends_by_cursors
 from kaminari_core.protocols import Cache, DraftingModel, Model, Progress, Step
 
 logger = logging.getLogger(__name__)
@@ -29,7 +30,10 @@ SHORTEST_BUCKET = 256
 
 @dataclass(frozen=True, slots=True, order=True)
 class Bucket:
-    """The shape of one step: batch rows, cache positions that are read, new tokens per row."""
+    """The shape of one step: batch rows, cache positions that are read, new tokens per row.
+
+    `length` is 0 where each row is read as far as it is filled, so that one shape serves every length.
+    """
 
     rows: int
     length: int
@@ -83,7 +87,7 @@ class DecodeCore:
     def __init__(self, model: Model, cache: Cache, *, compile: bool, widths: Sequence[int] = (1,)) -> None:
         self.model, self.cache, self.widths = model, cache, tuple(widths)
         self.batch_buckets = doubling(1, cache.slots)
-        self.length_buckets = doubling(SHORTEST_BUCKET, cache.max_length)
+        self.length_buckets = (0,) if attends_by_cursors(model) else doubling(SHORTEST_BUCKET, cache.max_length)
         self._layer_call: Callable[..., Tensor] = run_layer
         self._compiled: CompiledLayer | None = None
         if compile:
@@ -106,7 +110,7 @@ class DecodeCore:
     def bucket(self, rows: int, longest: int, width: int = 1) -> Bucket:
         """The smallest bucket for `rows` live rows whose highest cursor is `longest`."""
         batch = next(size for size in self.batch_buckets if size >= rows)
-        return Bucket(batch, next(size for size in self.length_buckets if size > longest), width)
+        return Bucket(batch, next(size for size in self.length_buckets if size == 0 or size > longest), width)
 
     def step(
         self, tokens: Sequence[Sequence[int]], positions: Sequence[Sequence[int]], cursors: Sequence[Sequence[int]]

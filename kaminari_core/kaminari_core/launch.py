@@ -64,6 +64,7 @@ def load_model(
     registry: Registry, spec: ModelSpec, folder: Path, config: EngineConfig, progress: Progress
 ) -> tuple[Model, EngineConfig]:
     """Load the weights of a model; returns it and the configuration with what depends on it resolved, as `open_engine` says."""
+    from kaminari_core.kernels.adoption import adopt, choose
     from kaminari_core.placement import resolve_device, resolve_dtype
 
     config = dataclasses.replace(config, quantizer=check_quantizer(registry, spec, folder, config))
@@ -71,7 +72,10 @@ def load_model(
     dtype = str(resolve_dtype(config.dtype, device, folder)).removeprefix("torch.")
     config = dataclasses.replace(config, device=str(device), dtype=dtype)
     config = planned(spec, folder, config, device.type, on_card=_free_on_card(device))
+    config = dataclasses.replace(config, kernels=choose(config.kernels, device, progress))
     loaded = spec.load()(folder, config, device, progress)
+    if config.kernels == "own":
+        adopt(loaded, config.activation_bits)
     longest = loaded.shape.max_positions
     if config.max_length > longest:
         logger.info("max-length is lowered from %d to %d, the model's longest sequence", config.max_length, longest)

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kaminari_core.flow import Embedded
-from kaminari_core.protocols import Cache, LayerCall, Step
+from kaminari_core.kernels import operators
+from kaminari_core.protocols import Cache, LayerCall, Model, Step
 from kaminari_core.rope import Rotation, rotary_angles, scalar_table
 
 
@@ -91,7 +92,11 @@ def attention_mask(step: Step, group: int) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention over one layer of the slot cache, with fused q, k, v and optional norms on queries and keys."""
+    """Grouped-query attention over one layer of the slot cache, with fused q, k, v and optional norms on queries and keys.
+
+    `kernel` says that decode runs through the kernel of `kaminari_core.kernels`, which reads each row as far as that is filled
+    and looks at no mask; see `kernels.adoption`.
+    """
 
     quantizable: ClassVar[tuple[str, ...]] = ("qkv_proj", "o_proj")
 
@@ -109,6 +114,7 @@ class Attention(nn.Module):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.rotation = rotation
+        self.kernel = False
         self.qkv_proj = nn.Linear(hidden, (heads + 2 * kv_heads) * head_dim, bias=bias)
         self.o_proj = nn.Linear(heads * head_dim, hidden, bias=False)
         self.q_norm = nn.Identity() if norm_eps is None else RMSNorm(head_dim, norm_eps)
@@ -155,19 +161,40 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Run one step of R rows, which are the first R slots of the layer's keys and values (slots, K, T, D).
 
-        hidden (R, W, H); cos, sin (R, W, 1, D); cursors (R, W); mask as `attention_mask` makes it.
+        hidden (R, W, H); cos, sin (R, W, 1, D); cursors (R, W); mask as `attention_mask` makes it, not looked at by the kernel.
         """
-        rows, width, length = *cursors.shape, mask.shape[-1]
         q, k, v = self._project(hidden, cos, sin)
-        row = torch.arange(rows, device=hidden.device)[:, None]
+        row = torch.arange(cursors.shape[0], device=hidden.device)[:, None]
         keys[row, :, cursors] = k
         values[row, :, cursors] = v
-        # (R, W, K, G, D) -> (R, K, G * W, D), the layout of the mask.
-        grouped = q.reshape(rows, width, self.kv_heads, -1, self.head_dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
-        out = F.scaled_dot_product_attention(grouped, keys[:rows, :, :length], values[:rows, :, :length], mask)
-        flat = out.view(rows, self.kv_heads, -1, width, self.head_dim).permute(0, 3, 1, 2, 4).flatten(2)
-        projected: Tensor = self.o_proj(flat)
+        if self.kernel:
+            attended = operators.decode_attention(q, keys, values, cursors)
+        else:
+            attended = masked_attention(q, keys, values, mask)
+        projected: Tensor = self.o_proj(attended)
         return projected
+
+
+def masked_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """As `operators.decode_attention`, by torch, over the positions that a mask of `attention_mask` has."""
+    rows, width, _, head_dim = query.shape
+    kv_heads, length = keys.shape[1], mask.shape[-1]
+    # (R, W, K, G, D) -> (R, K, G * W, D), the layout of the mask.
+    grouped = query.reshape(rows, width, kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    out = F.scaled_dot_product_attention(grouped, keys[:rows, :, :length], values[:rows, :, :length], mask)
+    return out.view(rows, kv_heads, -1, width, head_dim).permute(0, 3, 1, 2, 4).flatten(2)
+
+
+def attends_by_cursors(model: Model) -> bool:
+    """Whether all attention of a model's decode steps reads each row as far as its cursor, so that no length has to bound it.
+
+    That is known of models whose `network` attends through `Attention` with its kernel alone.
+    """
+    network = getattr(model, "network", None)
+    if not isinstance(network, nn.Module):
+        return False
+    found = [module for module in network.modules() if isinstance(module, Attention)]
+    return bool(found) and all(attention.kernel for attention in found)
 
 
 class Block(Protocol):
@@ -231,13 +258,19 @@ class Decoder(nn.Module):
         return normed
 
     def prefill(self, embedded: Embedded, start: int, stop: int, cache: Cache, slot: int) -> Tensor:
-        """Run prompt positions [start, stop) of one slot; returns the logits (V,) of the last of them."""
-        return self.next_token(self.hidden_states(embedded, start, stop, cache, slot), cache, slot)
+        """Run prompt positions [start, stop) of one slot; returns what `next_token` does."""
+        hidden = self.hidden_states(embedded, start, stop, cache, slot)
+        return self.next_token(hidden, cache, slot, ends=stop == len(embedded.hidden))
 
-    def next_token(self, hidden: Tensor, cache: Cache, slot: int) -> Tensor:
-        """The logits (V,) behind the last of some hidden states (S, H), which a draft head is left in `cache.state`."""
+    def next_token(self, hidden: Tensor, cache: Cache, slot: int, *, ends: bool = True) -> Tensor:
+        """The logits (V,) behind the last of some hidden states (S, H), which a draft head is left in `cache.state`.
+
+        Where that does not end the prompt nobody reads them, and the head is large: then there are none, (0,).
+        """
         if cache.state is not None:
             cache.state[slot, 0] = hidden[-1]
+        if not ends:
+            return hidden.new_empty(0)
         logits: Tensor = self.lm_head(hidden[-1:])
         return logits[0]
 

@@ -54,7 +54,8 @@ class Step:
 
     `tokens` and `positions` (rotary) are int64 (rows, width). `cursors`, int64 (rows, width), are the cache positions that
     the new keys and values are written to; a query sees the keys at positions up to its own cursor. `length` bounds what is
-    read: all live cursors are below it. A row of the batch bucket that holds no request has its cursor at the cache's spare
+    read: all live cursors are below it; 0 where all attention of the model reads each row as far as its cursor, and needs no
+    bound (see `layers.attends_by_cursors`). A row of the batch bucket that holds no request has its cursor at the cache's spare
     last position, so that it never touches what a request has stored.
     """
 
@@ -113,7 +114,11 @@ class Detokenizer(Protocol):
 
 
 class Model(Protocol):
-    """One loaded architecture. `prepare` runs in worker threads, everything else in the engine thread."""
+    """One loaded architecture. `prepare` runs in worker threads, everything else in the engine thread.
+
+    Where a model has an attribute `network`, a torch module with all that it computes with, its linear layers and its attention
+    are replaced by those for this processor when it is loaded (see `kernels.adoption`).
+    """
 
     shape: ModelShape
     device: torch.device
@@ -132,7 +137,8 @@ class Model(Protocol):
     def prefill(self, embedded: Embedded, start: int, stop: int, cache: Cache, slot: int) -> Tensor:
         """Run prompt positions [start, stop) through the layers, storing keys and values in the slot's row.
 
-        Positions below `start` are already there. Returns the logits of position stop - 1 as (vocabulary,).
+        Positions below `start` are already there. Returns the logits of position stop - 1 as (vocabulary,); nobody reads them
+        unless that is the prompt's last, so for other chunks they may be empty.
         """
         ...
 

@@ -170,7 +170,7 @@ class GlmOcr:
         hidden = decoder.hidden_states(embedded, start, stop, cache, slot)
         if embedded.following is not None:
             self._store_draft(embedded, hidden, start, cache, slot)
-        return decoder.next_token(hidden, cache, slot)
+        return decoder.next_token(hidden, cache, slot, ends=stop == len(embedded.hidden))
 
     def _store_draft(self, embedded: Embedded, hidden: Tensor, start: int, cache: Cache, slot: int) -> None:
         draft, layer = self.network.draft, self.shape.layers
@@ -234,6 +234,7 @@ def load(checkpoint: Path, config: EngineConfig, device: torch.device, progress:
         ties=TIES if found.text.tied else {},
         copies=draft_copies(found) if drafting else {},
         ignore=() if drafting else draft_patterns(found),
+        layout=config.kernels,
         progress=progress,
     )
     network.eval()

@@ -202,7 +202,16 @@ def load(checkpoint: Path, config: EngineConfig, device: torch.device, progress:
     with torch.device("meta"):
         network = Network(found, device)
     ties = TIES if found.text.tied else {}
-    load_weights(network, checkpoint, rules(found), device=device, dtype=dtype, ties=ties, progress=progress)
+    load_weights(
+        network,
+        checkpoint,
+        rules(found),
+        device=device,
+        dtype=dtype,
+        ties=ties,
+        layout=config.kernels,
+        progress=progress,
+    )
     network.eval()
     frequencies = inverse_frequencies(found.text.head_dim, found.text.rope_theta).to(device)
     positions = min(config.max_length, found.text.max_positions)
