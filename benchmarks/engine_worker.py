@@ -6,6 +6,7 @@ The first line of the answer has the prompt's tokens, so that the other side is 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import sys
 from contextlib import closing
@@ -29,7 +30,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--prompt-tokens", type=int, required=True)
     parser.add_argument("--context", type=int, required=True)
+    parser.add_argument("--small-pages", action="store_true", help="let the system give this process no huge pages")
     options = parser.parse_args()
+    if options.small_pages:
+        refuse_huge_pages()
     torch.set_num_threads(options.threads)
     config = EngineConfig(slots=1, max_length=options.context, **json.loads(options.settings))
     engine = open_engine(load_registry(), options.model, options.checkpoint, config, silent, warm_up=True)
@@ -46,6 +50,12 @@ def main() -> None:
                 "tokens": [token.id for token in result.tokens],
             }
             print(json.dumps(turn), flush=True)
+
+
+def refuse_huge_pages() -> None:
+    """Turn transparent huge pages off for this process, whatever its libraries ask for (prctl(2), PR_SET_THP_DISABLE)."""
+    if ctypes.CDLL(None, use_errno=True).prctl(41, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "huge pages cannot be turned off")
 
 
 if __name__ == "__main__":

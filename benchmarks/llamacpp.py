@@ -6,9 +6,9 @@
     python benchmarks/llamacpp.py --python build/llamacpp/venv/bin/python --q4 build/random-2b-q4_0.gguf
         --bf16 build/random-2b-bf16.gguf --checkpoint build/random-2b --packed DIR --out benchmarks/results/llamacpp.json
 
-Every contender is a process that waits while the others have their turn. Each side runs with the pages it gets by itself (4 KiB)
-and with transparent huge pages asked for, through what it offers: torch's own setting on ours, the C library's on llama.cpp's,
-without mapping the file. How much of a process really lies in huge pages is read from the system and reported.
+Every contender is a process that waits while the others have their turn. Each side runs with the pages it takes by itself, and
+with the other side's: ours asks for huge pages, so it also runs without them; llama.cpp does not, so it also runs with the C
+library asking for them and without mapping the file. How much of a process really lies in huge pages is read from the system.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from kaminari_core.ladder.bandwidth import pages
 from kaminari_core.placement import resolve_device
 
 HERE = Path(__file__).parent
-HUGE_OURS = {"THP_MEM_ALLOC_ENABLE": "1"}
 HUGE_THEIRS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
@@ -82,7 +81,7 @@ def commands(options: argparse.Namespace) -> dict[str, tuple[list[str], dict[str
     if options.packed:
         int4 = [*ours, "--checkpoint", options.packed]
         found["kaminari int4"] = int4, {}
-        found["kaminari int4, huge pages"] = int4, HUGE_OURS
+        found["kaminari int4, 4 KiB pages"] = [*int4, "--small-pages"], {}
     found["kaminari bf16"] = [*ours, "--checkpoint", options.checkpoint], {}
     if options.q4:
         q4 = [*theirs, "--gguf", options.q4]
@@ -121,7 +120,7 @@ def main() -> None:
     compare(results)
     for one in results:
         print(
-            f"{one['contender']:28} {one['tokens_per_s']:7.2f} tokens/s  {one['ratio']:5.2f} x  TTFT {one['ttft'] * 1000:7.0f} ms"
+            f"{one['contender']:30} {one['tokens_per_s']:7.2f} tokens/s  {one['ratio']:5.2f} x  TTFT {one['ttft'] * 1000:7.0f} ms"
             f"  huge pages {one['memory']['huge'] / one['memory']['resident']:.0%}"
         )
     if options.out:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from kaminari_core.checkpoint import resolve
@@ -55,7 +56,8 @@ class Contenders:
         progress: Progress,
     ) -> None:
         self.spec, self.folder = resolve(registry, model, checkpoint)
-        self._registry, self._base, self._progress = registry, base, progress
+        # Several models are loaded at once, which no plan for one of them knows.
+        self._registry, self._base, self._progress = registry, dataclasses.replace(base, plan=False), progress
         self.folders: Mapping[str, Path] = {SOURCE: self.folder, **packed}
         self._models: dict[tuple[Any, ...], tuple[Model, EngineConfig]] = {}
         self._engines: dict[EngineConfig, Engine] = {}
@@ -75,14 +77,8 @@ class Contenders:
                 f"no packed directory {rung.form!r} was given: make it with `kaminari quantize` and give it with "
                 f"--packed {rung.form}=DIR"
             )
-        settings = dict(rung.settings)
-        if (
-            "kernels" not in {field.name for field in dataclasses.fields(EngineConfig)}
-            and settings.pop("kernels", None) == "own"
-        ):
-            raise UsageError("this version has no operators of its own")
         # A group starts together, so that what is decoded side by side begins when the last prompt is in.
-        return dataclasses.replace(self._base, scheduler="microbatch", batch_window=GATHERING, **settings)
+        return dataclasses.replace(self._base, scheduler="microbatch", batch_window=GATHERING, **rung.settings)
 
     def load(self, rungs: Sequence[Rung]) -> dict[str, str]:
         """Load what the rungs need and warm it up; returns the reasons of those that cannot be run, by name."""
@@ -111,9 +107,9 @@ class Contenders:
         key = _weights_key(rung)
         if key not in self._models:
             made = load_model(self._registry, self.spec, self.folders[rung.form], config, self._progress)
-            for (form, *_), (other, _) in self._models.items():
-                if form == rung.form:
-                    share_weights(made[0], other)
+            # The newest keeps its memory, since that of own operators lies in large pages, from which all of ours then gain.
+            for other, _ in self._models.values():
+                share_weights(other, made[0])
             self._models[key] = made
         return self._models[key][0]
 
@@ -196,11 +192,12 @@ def serve_together(engine: Engine, request: Request, new_tokens: int, rows: int)
 
 
 def share_weights(model: Model, other: Model) -> None:
-    """Let `model` hold the parameters of `other` where name, shape and dtype are equal, so that both take one's memory."""
+    """Let `model` hold the parameters of `other` where name and contents are equal, so that both take the memory of one."""
     theirs = dict(_parameters(other))
     for name, parameter in _parameters(model):
         twin = theirs.get(name)
-        if twin is not None and (twin.shape, twin.dtype) == (parameter.shape, parameter.dtype):
+        same = twin is not None and (twin.shape, twin.dtype) == (parameter.shape, parameter.dtype)
+        if twin is not None and same and torch.equal(twin, parameter):
             parameter.data = twin.data
 
 

@@ -48,16 +48,18 @@ RUNGS: tuple[Rung, ...] = (
     _ours("int4-aten", "int4, torch's operators", "int4", compile=True, kernels="aten"),
     _ours("int4-head-aten", "int4 and int4 head, torch's operators", "int4-head", compile=True, kernels="aten"),
     _ours("int4", "int4, own operators", "int4", compile=True, kernels="own"),
+    _ours("int4-head-a16", "int4 and int4 head, own operators, 16-bit activations", "int4-head",
+          compile=True, kernels="own", activation_bits=16),
     _ours("int4-head", "int4 and int4 head, own operators", "int4-head", compile=True, kernels="own"),
-    _ours("rows-2", "the same, 2 rows", "int4-head", 2, compile=True, kernels="own"),
-    _ours("rows-4", "the same, 4 rows", "int4-head", 4, compile=True, kernels="own"),
-    _ours("rows-8", "the same, 8 rows", "int4-head", 8, compile=True, kernels="own"),
+    _ours("rows-2", "int4 and int4 head, 2 rows", "int4-head", 2, compile=True, kernels="own"),
+    _ours("rows-4", "int4 and int4 head, 4 rows", "int4-head", 4, compile=True, kernels="own"),
+    _ours("rows-8", "int4 and int4 head, 8 rows", "int4-head", 8, compile=True, kernels="own"),
     _ours(
-        "prompt-lookup", "1 row, guesses from the prompt", "int4-head",
+        "prompt-lookup", "int4 and int4 head, guesses from the prompt", "int4-head",
         compile=True, kernels="own", draft="prompt-lookup", draft_auto=False,
     ),
     _ours(
-        "mtp", "1 row, guesses by the draft head", "int4-head",
+        "mtp", "int4 and int4 head, guesses by the draft head", "int4-head",
         compile=True, kernels="own", draft="mtp", draft_tokens=1, draft_auto=False,
     ),
 )  # fmt: skip
