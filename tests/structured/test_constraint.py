@@ -185,3 +185,14 @@ def test_digits_are_the_ten_ascii_ones_and_slashes_need_no_care(wordy: Grammars)
     for letter in b"1/":
         constraint.accept(letter)
     assert allowed(constraint) == [set(b"0123456789")]
+
+
+@pytest.mark.parametrize("size", [287, 288, 289])
+def test_masks_fit_vocabularies_of_any_size(size: int) -> None:
+    model = Wordy()
+    model.shape = replace(model.shape, vocabulary=size)
+    masks = Masks(1, size, model.device)
+    used = masks.write(Grammars(model).constraint(Structure.regex("[ab]+")), (), 0)
+    forbidden = masks.forbidden(used)
+    assert forbidden.shape == (1, size)
+    assert set((~forbidden[0]).nonzero()[:, 0].tolist()) == {ord("a"), ord("b"), 267}

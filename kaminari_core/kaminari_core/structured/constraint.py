@@ -39,8 +39,8 @@ class Constraint:
     def mask(self, guess: Sequence[int], words: Tensor) -> None:
         """Write which tokens may come next, and behind each guessed token.
 
-        `words` is int32 (more than the guesses, vocabulary / 32) in host memory and contiguous: bit t % 32 of word t // 32 is set
-        where token t may come. Rows behind an end of the reply are left as they are. The guesses must be `allowed`. Raises
+        `words` is int32 (more than the guesses, vocabulary // 32 + 1) in host memory and contiguous: bit t % 32 of word t // 32
+        is set where token t may come. Rows behind an end of the reply are left as they are. The guesses must be `allowed`. Raises
         EngineError where the grammar has become too complex, or where no token of the vocabulary continues the reply.
         """
         advanced = 0

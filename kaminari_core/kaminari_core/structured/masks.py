@@ -29,7 +29,7 @@ class Masks:
         Raises EngineError, see `Constraint.mask`.
         """
         if self._staging is None:
-            # One bit more than tokens: a model without end tokens has one behind its vocabulary, see `vocabulary.py`.
+            # One bit more than tokens, see `vocabulary.TokenTable`.
             words = self._vocabulary // 32 + 1
             pinned = self._device.type == "cuda"
             self._staging = torch.zeros((self._rows, words), dtype=torch.int32, pin_memory=pinned)

@@ -21,15 +21,14 @@ class TokenTable:
     """The tokens of one model in the form that llguidance's TokenizerWrapper reads.
 
     Tokens without bytes (special ones, padding of the vocabulary) are never allowed, end tokens only where the grammar is
-    satisfied. A model without end tokens gets one that lies behind its vocabulary, so that it is never chosen.
+    satisfied. One token more than the vocabulary's lies behind it, so that it is never chosen: the end token of a model without one.
     """
 
     bos_token_id = None
 
     def __init__(self, shape: ModelShape, detokenizer: Detokenizer) -> None:
         self.end_tokens = shape.end_tokens or (shape.vocabulary,)
-        self.tokens = [detokenizer.token_bytes(token) for token in range(shape.vocabulary)]
-        self.tokens += [b""] * (max(self.end_tokens) + 1 - len(self.tokens))
+        self.tokens = [*map(detokenizer.token_bytes, range(shape.vocabulary)), b""]
         for token in self.end_tokens:
             self.tokens[token] = b""
         self.eos_token_id = self.end_tokens[0]
