@@ -17,8 +17,9 @@ from kaminari_core.registry import Registry
 from kaminari_core.specs import ModelSpec
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from kaminari_core.protocols import Progress
-    from kaminari_core.quantization.calibration import Activations
     from kaminari_core.quantization.packing import Order, Report
     from kaminari_core.quantization.source import SourceCheckpoint
 
@@ -117,7 +118,7 @@ def _order(
     return Order(quantizer, chosen, heads, int(group) if group else DEFAULT_GROUP, search)
 
 
-def _seen(spec: ModelSpec, folder: Path, calibrate: str, device: str, progress: Progress) -> dict[str, Activations]:
+def _seen(spec: ModelSpec, folder: Path, calibrate: str, device: str, progress: Progress) -> dict[str, Tensor]:
     from kaminari_core.quantization.calibration import calibrate as look
     from kaminari_core.quantization.calibration import calibration_pages
 

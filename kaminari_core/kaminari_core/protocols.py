@@ -215,13 +215,13 @@ class Quantizer(Protocol):
 
     bits: int
 
-    def quantize(self, weight: Tensor, scheme: Scheme, search: ScaleSearch, importance: Tensor | None) -> Codes:
+    def quantize(self, weight: Tensor, scheme: Scheme, search: ScaleSearch, inputs: Tensor | None) -> Codes:
         """Codes, scales and zero points for some rows (N, K) of a weight, of any float type.
 
         Rows are handed over in pieces, so each must be treated by itself. `search` is what the user asked for: `rtn` rounds to
-        nearest over the whole range of a group, `mse` looks for the scale with the least squared error, `activation` weighs the
-        error of column k by `importance[k]`, float32 (K), the mean square of that input on calibration pages; it is None for the
-        other two. Raises UsageError for a search that this quantizer does not have.
+        nearest over the whole range of a group, `mse` looks for the scale with the least squared error of the weight,
+        `activation` for codes with little error of the layer's output: `inputs`, float32 (samples, K), are some of its inputs
+        on calibration pages, and None for the other two. Raises UsageError for a search that this quantizer does not have.
         """
         ...
 

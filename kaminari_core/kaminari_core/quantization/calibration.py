@@ -1,4 +1,4 @@
-"""What the inputs of the layers to be converted look like on real pages: the size of each channel, and some rows of them.
+"""What the inputs of the layers to be converted look like on real pages: a sample of them.
 
 The full-precision model reads each page eagerly, prompt and reply, while hooks on its linear layers look on.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,18 +24,10 @@ from kaminari_core.specs import ModelSpec
 from kaminari_core.tasks import FIELD
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
-MOST_PAGES = 16
-REPLY_TOKENS = 96
-SAMPLED_ROWS = 128
-_FEW = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Activations:
-    """The inputs of one layer: the mean square of each channel (K), and up to `SAMPLED_ROWS` of them (rows, K), float32."""
-
-    importance: Tensor
-    sample: Tensor
+MOST_PAGES = 32
+REPLY_TOKENS = 32
+SAMPLED_ROWS = 2048
+_ROWS_OF_A_CALL = 64
 
 
 def calibration_pages(folder: Path) -> list[Path]:
@@ -52,10 +43,11 @@ def calibration_pages(folder: Path) -> list[Path]:
 
 def calibrate(
     spec: ModelSpec, checkpoint: Path, pages: Sequence[Path], config: EngineConfig, progress: Progress
-) -> dict[str, Activations]:
-    """Let a model read pages; returns what each layer that could be converted saw, by its name.
+) -> dict[str, Tensor]:
+    """Let a model read pages; returns inputs (samples, K) of each layer that could be converted, by its name.
 
-    The whole model is loaded for it, in full precision. Raises KaminariError for pages that cannot be read.
+    There are up to `SAMPLED_ROWS` of each, in the dtype that the model computes in, as those of all layers are in memory at
+    once. The whole model is loaded for it, in full precision. Raises KaminariError for pages that cannot be read.
     """
     device = resolve_device(config.device)
     model: Model = spec.load()(checkpoint, config, device, progress)
@@ -66,7 +58,7 @@ def calibrate(
             part = ImagePart(page.read_bytes(), page.name)
             _read(model, Request((Message("user", (part, TextPart(words))),)))
         progress("calibrate", len(pages), len(pages))
-    found = {name: watcher.result() for name, watcher in watchers.items() if watcher.count}
+    found = {name: rows for name, watcher in watchers.items() if len(rows := watcher.sample())}
     if not found:
         raise UsageError(f"no layer of {spec.name} that could be converted computed anything on the calibration pages")
     return found
@@ -88,34 +80,29 @@ def _read(model: Model, request: Request) -> None:
 
 
 class _Watcher:
-    """Adds up the squares of a layer's inputs and keeps some rows: all of a few calls, then ever fewer of each."""
+    """Keeps some of a layer's inputs: a few rows of each call, thinned as they become many."""
 
-    def __init__(self, columns: int) -> None:
-        self.count = 0
-        self._squares = torch.zeros(columns)
+    def __init__(self) -> None:
         self._rows: list[Tensor] = []
         self._generator = torch.Generator().manual_seed(0)
 
     def __call__(self, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
-        x = arguments[0].detach().reshape(-1, arguments[0].shape[-1]).to("cpu", torch.float32)
-        self._squares += x.square().sum(0)
-        self.count += len(x)
-        self._rows.append(x[torch.randperm(len(x), generator=self._generator)[:_FEW]])
-        if len(self._rows) > 4 * SAMPLED_ROWS:
-            self._rows = [self._thinned()]
+        x = arguments[0].detach().reshape(-1, arguments[0].shape[-1]).cpu()
+        self._rows.append(self._some(x, _ROWS_OF_A_CALL))
+        if sum(len(rows) for rows in self._rows) > 2 * SAMPLED_ROWS:
+            self._rows = [self.sample()]
 
-    def _thinned(self) -> Tensor:
-        rows = torch.cat(self._rows)
-        return rows[torch.randperm(len(rows), generator=self._generator)[:SAMPLED_ROWS]]
+    def sample(self) -> Tensor:
+        """What was kept, (samples, K); no row where the layer was never called."""
+        return self._some(torch.cat(self._rows), SAMPLED_ROWS) if self._rows else torch.empty(0)
 
-    def result(self) -> Activations:
-        """What was seen so far."""
-        return Activations(self._squares / self.count, self._thinned())
+    def _some(self, rows: Tensor, most: int) -> Tensor:
+        return rows[torch.randperm(len(rows), generator=self._generator)[:most]]
 
 
 @contextmanager
 def _watched(layers: Mapping[str, nn.Linear]) -> Iterator[dict[str, _Watcher]]:
-    watchers = {name: _Watcher(layer.in_features) for name, layer in layers.items()}
+    watchers = {name: _Watcher() for name in layers}
     hooks = [layer.register_forward_pre_hook(watchers[name]) for name, layer in layers.items()]
     try:
         yield watchers

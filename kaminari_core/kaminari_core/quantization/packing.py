@@ -22,7 +22,6 @@ from kaminari_core.errors import CheckpointError, PluginError, UsageError
 from kaminari_core.headers import TensorHeader, few
 from kaminari_core.progress import silent
 from kaminari_core.protocols import Model, Progress, Quantizer, ScaleSearch
-from kaminari_core.quantization.calibration import Activations
 from kaminari_core.quantization.linear import QuantizedLinear
 from kaminari_core.quantization.manifest import FINGERPRINT, KEPT, PARTS, SIDECAR, Manifest, Origin, Stored
 from kaminari_core.quantization.scheme import Codes, Scheme, pack_nibbles
@@ -33,6 +32,8 @@ from kaminari_core.specs import ModelSpec
 
 DEFAULT_GROUP = 64
 _ROWS = 64
+_MEASURED = 256
+"""Inputs on which the error of an output is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def pack(
     source: SourceCheckpoint,
     out: Path,
     order: Order,
-    seen: Mapping[str, Activations],
+    seen: Mapping[str, Tensor],
     progress: Progress,
 ) -> Report:
     """Write the packed directory `out`, which must not exist. `seen` are the layers' inputs on calibration pages, or empty.
@@ -158,7 +159,7 @@ def _write(
     source: SourceCheckpoint,
     jobs: Sequence[Job],
     order: Order,
-    seen: Mapping[str, Activations],
+    seen: Mapping[str, Tensor],
     report: Report,
     progress: Progress,
 ) -> None:
@@ -217,7 +218,7 @@ class _Converter:
         source: SourceCheckpoint,
         job: Job,
         search: ScaleSearch,
-        seen: Activations | None,
+        seen: Tensor | None,
         digests: dict[str, tuple[TensorHeader, str]],
         meter: _Meter,
     ) -> None:
@@ -269,9 +270,9 @@ class _Converter:
             weight = rows.to(torch.float32)
             if not bool(weight.isfinite().all()):
                 raise CheckpointError(f"{job.of} of {self._source.directory} holds numbers that are not finite")
-            importance = self._seen.importance if self._seen is not None and self._search == "activation" else None
+            inputs = self._seen.to(torch.float32) if self._seen is not None and self._search == "activation" else None
             assert job.quantizer is not None, "weights in full precision are quantized"
-            codes = job.quantizer.quantize(weight, job.scheme, self._search, importance)
+            codes = job.quantizer.quantize(weight, job.scheme, self._search, inputs)
             _check_codes(job, codes, weight)
             self._measure(weight, codes)
             yield codes
@@ -283,7 +284,8 @@ class _Converter:
         wrong = codes.dequantize() - weight
         sums = [wrong.square().sum(), weight.square().sum()]
         if self._seen is not None:
-            sums += [(self._seen.sample @ wrong.T).square().sum(), (self._seen.sample @ weight.T).square().sum()]
+            seen = self._seen[:_MEASURED].to(torch.float32)
+            sums += [(seen @ wrong.T).square().sum(), (seen @ weight.T).square().sum()]
         self._sums[: len(sums)] += torch.stack(sums).double()
 
 
