@@ -78,7 +78,7 @@ class _Reply:
             CompletionChoice(index, result.text, self._logprobs(result.tokens, b""), result.finish_reason)
             for index, result in enumerate(results)
         ]
-        return self._completion(choices, usage_of(results, self.asked.n or 1), report_of(dict(enumerate(results))))
+        return self._completion(choices, usage_of(results, self.asked.n or 1), self._report(dict(enumerate(results))))
 
     async def events(self) -> AsyncIterator[bytes]:
         """The stream: the text as it comes, an end for every choice, the usage if asked for."""
@@ -94,7 +94,7 @@ class _Reply:
             assert isinstance(each, Finished), "a call raises its failures"
             results[index] = each.result
             last = CompletionChoice(index, "", None, each.result.finish_reason)
-            yield self._chunk(last, report=report_of({index: each.result}))
+            yield self._chunk(last, report=self._report({index: each.result}))
         if self._wants_usage:
             in_order = [results[index] for index in range(len(results))]
             yield self._chunk(usage=usage_of(in_order, self.asked.n or 1))
@@ -104,6 +104,9 @@ class _Reply:
     def _wants_usage(self) -> bool:
         options = self.asked.stream_options
         return options is not None and bool(options.include_usage)
+
+    def _report(self, results: dict[int, Result]) -> Report:
+        return report_of(results, self.asked)
 
     def _chunk(self, *choices: CompletionChoice, usage: Usage | None = None, report: Report | None = None) -> bytes:
         chunk = self._completion(list(choices), None, report)

@@ -33,6 +33,7 @@ class Metrics:
         self._generated_tokens = self._counter("generated_tokens", "Generated tokens of served requests.")
         self._proposed = self._counter("drafts_proposed", "Tokens that were guessed ahead.")
         self._accepted = self._counter("drafts_accepted", "Guessed tokens that the model then chose.")
+        self._loops = self._counter("loops", "Replies that were ended because they repeated themselves.")
         self._first_token = self._histogram("time_to_first_token", "From submission to the first token.")
         self._gap = self._histogram("inter_token", "Between two tokens of one request.", GAP_SECONDS)
         self._total = self._histogram("request", "From submission to the end of the reply.")
@@ -49,6 +50,7 @@ class Metrics:
         self._requests.labels(model, result.finish_reason).inc()
         self._prompt_tokens.labels(model).inc(result.usage.prompt_tokens)
         self._generated_tokens.labels(model).inc(result.usage.completion_tokens)
+        self._loops.labels(model).inc(result.finish_detail == "loop")
         self._proposed.labels(model).inc(result.drafts.proposed)
         self._accepted.labels(model).inc(result.drafts.accepted)
         if result.finish_reason == "cancelled":

@@ -19,7 +19,7 @@ from kaminari_core.structured.structure import Structure
 from kaminari_http.app import json_reply, request_id, service_of
 from kaminari_http.body import decode, read_json
 from kaminari_http.call import Call, unless_client_leaves
-from kaminari_http.openai import token_logprob
+from kaminari_http.openai import boxes_of, given, token_logprob
 from kaminari_http.requests import Fetched, image_of, messages_of, pictures_of, request_of, task_prompt
 from kaminari_http.sse import event, open_stream
 from kaminari_http.structured import structure_of
@@ -39,33 +39,33 @@ def routes() -> list[Route]:
 
 async def generate(request: HttpRequest) -> Response:
     """POST /generate: the whole reply at once."""
-    call = await _begin(request)
+    asked, call = await _begin(request)
     try:
         [result] = await unless_client_leaves(request.receive, call.results())
     finally:
         call.cancel()
-    return json_reply(_reply(call, result))
+    return json_reply(_reply(asked, call, result))
 
 
 async def generate_stream(request: HttpRequest) -> Response:
     """POST /generate_stream: an event per token, then one with the whole reply."""
-    call = await _begin(request)
-    return await open_stream(call, _events(call))
+    asked, call = await _begin(request)
+    return await open_stream(call, _events(asked, call))
 
 
-async def _begin(request: HttpRequest) -> Call:
-    engine, model, wanted = await asked_of(request)
-    return Call.submit(engine, model, [wanted], service_of(request).metrics, request_id(request))
+async def _begin(request: HttpRequest) -> tuple[GenerateRequest, Call]:
+    asked, engine, model, wanted = await asked_of(request)
+    return asked, Call.submit(engine, model, [wanted], service_of(request).metrics, request_id(request))
 
 
-async def asked_of(request: HttpRequest) -> tuple[Serving, str, Request]:
-    """The engine, its served name, and the engine's request that a body means. Raises RequestError and ImageError."""
+async def asked_of(request: HttpRequest) -> tuple[GenerateRequest, Serving, str, Request]:
+    """The body, the engine, its served name, and the engine's request that the body means. Raises RequestError and ImageError."""
     asked = await read_json(request, partial(decode, kind=GenerateRequest))
     service = service_of(request)
     model = next(iter(service.engines), "") if asked.model is None else asked.model
     engine = service.engine(model)
     fetched = await service.fetch(model, _pictures(asked))
-    return engine, model, await run_in_threadpool(_request, asked, engine, fetched)
+    return asked, engine, model, await run_in_threadpool(_request, asked, engine, fetched)
 
 
 def _pictures(asked: GenerateRequest) -> Iterator[tuple[str, str]]:
@@ -76,7 +76,8 @@ def _pictures(asked: GenerateRequest) -> Iterator[tuple[str, str]]:
 def _request(asked: GenerateRequest, engine: Serving, fetched: Fetched) -> Request:
     messages = _messages(asked, engine, fetched)
     structure = _structure(asked)
-    return request_of(messages, asked, max_tokens=asked.max_tokens, logprobs=asked.logprobs, structure=structure)
+    request = request_of(messages, asked, max_tokens=asked.max_tokens, logprobs=asked.logprobs, structure=structure)
+    return dataclasses.replace(request, task=asked.task)
 
 
 def _structure(asked: GenerateRequest) -> Structure | None:
@@ -115,7 +116,7 @@ def _prompt(asked: GenerateRequest, tasks: Mapping[str, str]) -> str:
     return task_prompt(tasks, asked.task or DEFAULT_TASK, asked.template)
 
 
-async def _events(call: Call) -> AsyncIterator[bytes]:
+async def _events(asked: GenerateRequest, call: Call) -> AsyncIterator[bytes]:
     index = 0
     async for _, each in call:
         if isinstance(each, Delta):
@@ -124,7 +125,7 @@ async def _events(call: Call) -> AsyncIterator[bytes]:
             index += len(each.tokens)
             continue
         assert isinstance(each, Finished), "a call raises its failures"
-        reply = _reply(call, each.result)
+        reply = _reply(asked, call, each.result)
         reply.done = True
         yield event(reply)
 
@@ -153,7 +154,7 @@ def metrics_of(result: Result) -> Metrics:
     )
 
 
-def _reply(call: Call, result: Result) -> GenerateReply:
+def _reply(asked: GenerateRequest, call: Call, result: Result) -> GenerateReply:
     usage = result.usage
     return GenerateReply(
         request_id=call.http_id,
@@ -161,7 +162,8 @@ def _reply(call: Call, result: Result) -> GenerateReply:
         text=result.text,
         finish_reason=result.finish_reason,
         finish_detail=result.finish_detail,
-        complete=UNSET if result.complete is None else result.complete,
+        complete=given(result.complete),
+        repeat=given(result.repeat),
         usage=GenerateUsage(
             usage.prompt_tokens,
             usage.image_tokens,
@@ -173,4 +175,6 @@ def _reply(call: Call, result: Result) -> GenerateReply:
         logprobs=UNSET
         if call.requests[0].sampling.logprobs is None
         else [token_logprob(token) for token in result.tokens],
+        confidence=given(result.confidence),
+        boxes=boxes_of(result, asked),
     )

@@ -11,20 +11,23 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 
-from kaminari_core.config import EngineConfig
 from kaminari_core.errors import RequestError
+from kaminari_core.evidence.facts import GroundedBox
+from kaminari_core.evidence.grounding import find_boxes
 from kaminari_core.flow import Alternative, Delta, Finished, Request, Result, Token
+from kaminari_core.serving import Serving
 from kaminari_http.app import Service, json_reply, request_id, service_of
 from kaminari_http.body import decode_supported, read_json
 from kaminari_http.call import Call, unless_client_leaves
-from kaminari_http.requests import Fetched, choices_of, messages_of, pictures_of, request_of
+from kaminari_http.requests import Fetched, choices_of, for_task, messages_of, pictures_of, request_of
 from kaminari_http.sse import DONE, event, open_stream
 from kaminari_http.structured import structure_of
 from kaminari_http.unsupported import CHAT
@@ -40,6 +43,7 @@ from kaminari_http.wire import (
     ModelCard,
     ModelFacts,
     ModelList,
+    Options,
     PromptTokensDetails,
     ReplyMessage,
     Report,
@@ -48,6 +52,7 @@ from kaminari_http.wire import (
     Usage,
 )
 
+Value = TypeVar("Value")
 LEAST_LOGPROB = -9999.0
 """What stands for the logarithm of zero, which JSON cannot say; OpenAI's own value."""
 
@@ -93,7 +98,7 @@ async def complete_chat(request: HttpRequest) -> Response:
     asked = await read_json(request, partial(decode_supported, kind=ChatRequest, harmless=CHAT))
     service = service_of(request)
     fetched = await service.fetch(asked.model, pictures_of(asked.messages))
-    choices = await run_in_threadpool(_choices, asked, fetched, service.engine(asked.model).config)
+    choices = await run_in_threadpool(_choices, asked, fetched, service.engine(asked.model))
     reply = _Reply.begin(service, asked, choices, request_id(request))
     if asked.stream:
         return await open_stream(reply.call, reply.events())
@@ -123,7 +128,7 @@ class _Reply:
             Choice(index, ReplyMessage(result.text), self._logprobs(result.tokens), result.finish_reason)
             for index, result in enumerate(results)
         ]
-        report = report_of(dict(enumerate(results)))
+        report = report_of(dict(enumerate(results)), self.asked)
         return ChatCompletion(self.id, self.created, self.asked.model, choices, usage_of(results, len(results)), report)
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -139,7 +144,7 @@ class _Reply:
             assert isinstance(each, Finished), "a call raises its failures"
             results[index] = each.result
             last = ChunkChoice(index, ChunkDelta(), None, each.result.finish_reason)
-            yield self._chunk(last, report=report_of({index: each.result}))
+            yield self._chunk(last, report=report_of({index: each.result}, self.asked))
         if self._wants_usage:
             yield self._chunk(usage=usage_of(list(results.values()), len(results)))
         yield DONE
@@ -170,7 +175,7 @@ def _logprob(token: Alternative) -> tuple[str, float, list[int]]:
     return token.text, max(token.logprob, LEAST_LOGPROB), list(token.bytes)
 
 
-def _choices(asked: ChatRequest, fetched: Fetched, config: EngineConfig) -> list[Request]:
+def _choices(asked: ChatRequest, fetched: Fetched, engine: Serving) -> list[Request]:
     """One engine request per choice. Raises RequestError and ImageError."""
     if asked.top_logprobs is not None and not asked.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", param="top_logprobs")
@@ -180,9 +185,9 @@ def _choices(asked: ChatRequest, fetched: Fetched, config: EngineConfig) -> list
     most = asked.max_completion_tokens or asked.max_tokens
     logprobs = (asked.top_logprobs or 0) if asked.logprobs else None
     structure = structure_of(asked, asked.response_format)
-    messages = messages_of(asked.messages, fetched, config)
+    messages = messages_of(asked.messages, fetched, engine.config)
     request = request_of(messages, asked, max_tokens=most, logprobs=logprobs, structure=structure)
-    return choices_of(request, asked.n or 1)
+    return choices_of(for_task(request, asked.task, engine.tasks), asked.n or 1)
 
 
 def usage_of(results: Sequence[Result], choices: int) -> Usage:
@@ -193,7 +198,7 @@ def usage_of(results: Sequence[Result], choices: int) -> Usage:
     return Usage(prompt, generated, prompt + generated, PromptTokensDetails(image))
 
 
-def report_of(results: dict[int, Result]) -> Report:
+def report_of(results: dict[int, Result], asked: Options) -> Report:
     """What is ours about the choices with these indices."""
     choices = [
         ChoiceReport(
@@ -201,8 +206,21 @@ def report_of(results: dict[int, Result]) -> Report:
             result.finish_detail,
             result.batch_size,
             result.timings,
-            UNSET if result.complete is None else result.complete,
+            given(result.complete),
+            given(result.repeat),
+            given(result.confidence),
+            boxes_of(result, asked),
         )
         for index, result in results.items()
     ]
     return Report(next(iter(results.values())).saw, choices)
+
+
+def boxes_of(result: Result, asked: Options) -> tuple[GroundedBox, ...] | UnsetType:
+    """The boxes in a reply, where they were asked for."""
+    return find_boxes(result.text, result.saw) if asked.boxes else UNSET
+
+
+def given(value: Value | None) -> Value | UnsetType:
+    """What there is, or no field."""
+    return UNSET if value is None else value

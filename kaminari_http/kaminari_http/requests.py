@@ -40,6 +40,8 @@ def request_of(
         structure=structure,
         priority=options.priority or "interactive",
         timeout=options.timeout,
+        loop_guard=options.loop_guard,
+        confidence=bool(options.confidence),
     )
 
 
@@ -120,14 +122,30 @@ def choice_seed(seed: int | None, index: int) -> int | None:
     return (seed + index + 2**63) % 2**64 - 2**63
 
 
+def for_task(request: Request, task: str | None, tasks: Mapping[str, str]) -> Request:
+    """A request for one of the model's tasks; a last message without words gets the task's prompt. Raises as `task_prompt`."""
+    if task is None:
+        return request
+    check_task(tasks, task)
+    *before, last = request.messages
+    if last.role == "user" and not any(isinstance(part, TextPart) and part.text.strip() for part in last.parts):
+        last = replace(last, parts=(*last.parts, TextPart(task_prompt(tasks, task, None))))
+    return replace(request, messages=(*before, last), task=task)
+
+
 def task_prompt(tasks: Mapping[str, str], task: str, template: Mapping[str, Any] | None) -> str:
     """The prompt of a model's task. Raises RequestError with the tasks there are, or for a template that it cannot take."""
+    check_task(tasks, task)
+    return fill(task, tasks[task], template)
+
+
+def check_task(tasks: Mapping[str, str], task: str) -> None:
+    """Raise RequestError with the tasks there are for one that the model does not have."""
     if task not in tasks:
         known = ", ".join(sorted(tasks)) or "none"
         raise RequestError(
             f"There is no task {task!r}. This model's tasks: {known}.", param="task", code="unknown_task"
         )
-    return fill(task, tasks[task], template)
 
 
 def _given(value: Value | None, default: Value) -> Value:

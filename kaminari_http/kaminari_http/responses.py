@@ -17,12 +17,13 @@ from starlette.routing import Route
 from kaminari_core.config import EngineConfig
 from kaminari_core.errors import RequestError
 from kaminari_core.flow import Delta, Finished, Message, Part, Request, Result, TextPart, Token
+from kaminari_core.serving import Serving
 from kaminari_http.app import json_reply, request_id, service_of
 from kaminari_http.body import decode_supported, read_json
 from kaminari_http.call import Call, unless_client_leaves
 from kaminari_http.files import file_url, pages_of_url
 from kaminari_http.openai import report_of, token_logprob
-from kaminari_http.requests import Fetched, image_of, in_terms_of, request_of
+from kaminari_http.requests import Fetched, for_task, image_of, in_terms_of, request_of
 from kaminari_http.sse import named_event, open_stream
 from kaminari_http.structured import structure_of
 from kaminari_http.unsupported import RESPONSES
@@ -56,7 +57,7 @@ async def respond(request: HttpRequest) -> Response:
     service = service_of(request)
     engine, fetched = service.engine(asked.model), await service.fetch(asked.model, _pictures(asked))
     with in_terms_of("input"):
-        wanted = await run_in_threadpool(_request, asked, fetched, engine.config)
+        wanted = await run_in_threadpool(_request, asked, fetched, engine)
         call = Call.submit(engine, asked.model, [wanted], service.metrics, request_id(request))
         reply = _Reply(asked, call)
         if asked.stream:
@@ -77,14 +78,15 @@ def _pictures(asked: ResponsesRequest) -> Iterator[tuple[str, str]]:
                 yield part.file_url, f"input[{index}].content[{number}]"
 
 
-def _request(asked: ResponsesRequest, fetched: Fetched, config: EngineConfig) -> Request:
+def _request(asked: ResponsesRequest, fetched: Fetched, engine: Serving) -> Request:
     """The engine's request. Raises RequestError and ImageError."""
     if asked.top_logprobs is not None and not asked.include:
         raise RequestError('top_logprobs needs include to be ["message.output_text.logprobs"].', param="top_logprobs")
     logprobs = (asked.top_logprobs or 0) if asked.include else None
     structure = structure_of(asked, None if asked.text is None else asked.text.format, "text.format")
-    messages = _messages(asked, fetched, config)
-    return request_of(messages, asked, max_tokens=asked.max_output_tokens, logprobs=logprobs, structure=structure)
+    messages = _messages(asked, fetched, engine.config)
+    request = request_of(messages, asked, max_tokens=asked.max_output_tokens, logprobs=logprobs, structure=structure)
+    return for_task(request, asked.task, engine.tasks)
 
 
 def _messages(asked: ResponsesRequest, fetched: Fetched, config: EngineConfig) -> tuple[Message, ...]:
@@ -145,7 +147,7 @@ class _Reply:
             OutputDetails(),
             used.prompt_tokens + used.completion_tokens,
         )
-        reply.kaminari = report_of({0: result})
+        reply.kaminari = report_of({0: result}, self.asked)
         return reply
 
     async def events(self) -> AsyncIterator[bytes]:

@@ -22,7 +22,7 @@ def routes() -> list[Route]:
 
 async def tokenize(request: HttpRequest) -> Response:
     """POST /tokenize: the prompt's tokens, what the model would see of the pictures, and whether it fits."""
-    engine, model, wanted = await asked_of(request)
+    _, engine, model, wanted = await asked_of(request)
     return json_reply(await anyio.to_thread.run_sync(_reply, engine, model, wanted))
 
 

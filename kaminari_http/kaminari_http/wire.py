@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from kaminari_core.evidence.facts import Confidence, GroundedBox, Repeat
 from kaminari_core.flow import Priority, Role, Saw, Timings
 from kaminari_http.wire_structured import Choices, Pattern, ResponseFormat, StructuredOutputs
 
@@ -72,7 +73,8 @@ class ChatMessage(Struct):
 class Options(Struct, kw_only=True):
     """The generation options that every route shares. None means the default.
 
-    `regex` and those below it say what the reply is held to; see `structured.py`.
+    `confidence` and `boxes` ask for what the field `kaminari` then says about the reply; `loop_guard` says whether a reply that
+    repeats itself is ended. `regex` and those below it say what the reply is held to; see `structured.py`.
     """
 
     max_tokens: Count | None = None
@@ -88,6 +90,9 @@ class Options(Struct, kw_only=True):
     ignore_eos: bool | None = None
     priority: Priority | None = None
     timeout: Seconds | None = None
+    confidence: bool | None = None
+    boxes: bool | None = None
+    loop_guard: bool | None = None
     regex: Pattern | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
@@ -102,10 +107,14 @@ class StreamOptions(Struct):
 
 
 class ChatRequest(Options, kw_only=True):
-    """The body of `POST /v1/chat/completions`. Keys that are not known are ignored, see also `unsupported.py`."""
+    """The body of `POST /v1/chat/completions`. Keys that are not known are ignored, see also `unsupported.py`.
+
+    `task` names one of the model's tasks; a last message of pictures only gets its prompt.
+    """
 
     model: str
     messages: list[ChatMessage]
+    task: str | None = None
     max_completion_tokens: Count | None = None
     n: Annotated[int, Meta(ge=1, le=MOST_CHOICES)] | None = None
     stream: bool | None = None
@@ -171,7 +180,8 @@ class Usage(Struct):
 class ChoiceReport(Struct):
     """What kaminari adds about one choice; timings in seconds, memory in bytes.
 
-    `complete` is there where a structure was asked for: whether the text has it. A limit or a stop string can cut it.
+    `complete` is there where a structure was asked for: whether the text has it. A limit or a stop string can cut it. `repeat` is
+    there where the reply was a loop, `confidence` and `boxes` where they were asked for.
     """
 
     index: int
@@ -179,6 +189,9 @@ class ChoiceReport(Struct):
     batch_size: int
     timings: Timings
     complete: bool | UnsetType = UNSET
+    repeat: Repeat | UnsetType = UNSET
+    confidence: Confidence | UnsetType = UNSET
+    boxes: tuple[GroundedBox, ...] | UnsetType = UNSET
 
 
 class Report(Struct):
@@ -307,7 +320,10 @@ class Metrics(Struct, kw_only=True):
 
 
 class GenerateReply(Struct, kw_only=True):
-    """The reply of `POST /generate`, and with `done` the last event of `POST /generate_stream`; `complete` as in ChoiceReport."""
+    """The reply of `POST /generate`, and with `done` the last event of `POST /generate_stream`.
+
+    `complete`, `repeat`, `confidence` and `boxes` are as in ChoiceReport.
+    """
 
     done: bool | UnsetType = UNSET
     request_id: str
@@ -316,10 +332,13 @@ class GenerateReply(Struct, kw_only=True):
     finish_reason: str
     finish_detail: str
     complete: bool | UnsetType = UNSET
+    repeat: Repeat | UnsetType = UNSET
     usage: GenerateUsage
     saw: tuple[Saw, ...]
     metrics: Metrics
     logprobs: list[TokenLogprob] | UnsetType = UNSET
+    confidence: Confidence | UnsetType = UNSET
+    boxes: tuple[GroundedBox, ...] | UnsetType = UNSET
 
 
 class StreamToken(Struct):

@@ -56,6 +56,7 @@ class ResponsesRequest(Options, kw_only=True):
     """The body of `POST /v1/responses`. Keys that are not known are ignored, see also `unsupported.py`."""
 
     model: str
+    task: str | None = None
     input: Annotated[str, Meta(min_length=1)] | list[InputItem]
     instructions: str | None = None
     max_output_tokens: Count | None = None

@@ -80,4 +80,4 @@ class Confidence:
     """How sure the model was of a reply, line by line, and field by field where the reply is a JSON object or list."""
 
     lines: tuple[LineConfidence, ...]
-    fields: tuple[FieldConfidence, ...] = ()
+    fields: tuple[FieldConfidence, ...]
