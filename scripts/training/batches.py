@@ -14,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from make_pages import CHARACTERS, Picture, Words, draw_line, draw_receipt, draw_style
+from make_pages import CHARACTERS, DAMAGES, KINDS, Picture, Words, draw_line, draw_receipt, draw_style
 from training import prompt
 from training.canvas import place
 from training.forward import SLOTS, cut_patches
 from training.prompt import Form
 
 IGNORED = -100
+PAGE_KINDS = ("form", "table", "text")
 _CLASS = {character: index + 1 for index, character in enumerate(CHARACTERS)}
 
 
@@ -28,7 +29,8 @@ _CLASS = {character: index + 1 for index, character in enumerate(CHARACTERS)}
 class Mix:
     """Shares of the picture kinds and of the prompts.
 
-    `glimpse` one to three characters; `line`, `scramble` single lines; `few` two to four lines; `receipt` up to sixteen.
+    `glimpse` one to three characters; `line`, `scramble` single lines; `few` two to four lines; `receipt` up to sixteen; `form`,
+    `table` and `text` those of `pages.kinds`. `damaged` is the share of pictures with one of the damages of `pages.damage`.
     `spoken` is the share of batches whose prompt has a text, `pairs` that of two pictures to a turn. `pitch` bounds the
     distance of baselines in pixels. `crowded` is the share of pages passed over because no two of their lines share a row of
     visual tokens.
@@ -39,6 +41,10 @@ class Mix:
     scramble: float = 0.0
     few: float = 0.0
     receipt: float = 0.0
+    form: float = 0.0
+    table: float = 0.0
+    text: float = 0.0
+    damaged: float = 0.0
     spoken: float = 0.2
     pairs: float = 0.1
     crowded: float = 0.0
@@ -110,9 +116,21 @@ def crowded(sample: Sample) -> bool:
 
 def draw_picture(random: np.random.Generator, words: Words, mix: Mix) -> Picture:
     """Draw one picture of a mix."""
-    shares = np.array([mix.glimpse, mix.line, mix.scramble, mix.few, mix.receipt])
-    kind = int(random.choice(5, p=shares / shares.sum()))
+    picture = draw_undamaged(random, words, mix)
+    if not mix.damaged or random.random() >= mix.damaged:
+        return picture
+    return DAMAGES[words.pick(list(DAMAGES))](picture, random)
+
+
+def draw_undamaged(random: np.random.Generator, words: Words, mix: Mix) -> Picture:
+    """Draw one picture of a mix as it is printed. What a seed gives depends on the kinds of the mix alone."""
+    shares = np.array(
+        [mix.glimpse, mix.line, mix.scramble, mix.few, mix.receipt, *(getattr(mix, kind) for kind in PAGE_KINDS)]
+    )
+    kind = int(random.choice(len(shares), p=shares / shares.sum()))
     style = draw_style(random)
+    if kind > 4:
+        return KINDS[PAGE_KINDS[kind - 5]](words, style, random).picture
     if kind == 0:
         text = words.scramble(3) if random.random() < 0.7 else words.digits(int(random.integers(1, 4)))
         return draw_line(text, style, random)

@@ -47,4 +47,17 @@ COOL = Stage(
     tower_every=4,
 )
 
-PLANS = {"whole": [TOWER, LINES, FEW, PAGES, NARROW, CROWDED, COOL], "further": [CROWDED, COOL]}
+WORN = Stage(
+    30,
+    Mix(line=0.15, scramble=0.15, few=0.3, receipt=0.12, form=0.08, table=0.1, text=0.1, spoken=0.3, damaged=0.4),
+    Weights(0.3, 0.3),
+    rates=(0.5, 0.0),
+    tower_every=4,
+)
+
+PLANS = {
+    "whole": [TOWER, LINES, FEW, PAGES, NARROW, CROWDED, COOL],
+    "further": [CROWDED, COOL],
+    # For a reader that already reads clean pages: forms, tables and damage. Not what the bundled checkpoints were trained with.
+    "worn": [WORN],
+}

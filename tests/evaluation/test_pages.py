@@ -12,6 +12,7 @@ import pytest
 from kaminari_core.evaluation.sets import read_set
 from kaminari_core.evaluation.tables import parse_html
 from make_pages import (
+    CHARACTERS,
     DAMAGES,
     KINDS,
     Words,
@@ -22,8 +23,8 @@ from make_pages import (
     sample_receipt,
     write_pages,
 )
-from training.batches import draw_picture
-from training.plan import COOL
+from training.batches import Stream, draw_picture
+from training.plan import COOL, WORN
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -103,6 +104,17 @@ def test_what_a_plan_draws_for_a_seed_has_not_changed() -> None:
     # Taken before the generator had any of the kinds above. Texts depend on the advances of the fonts, pixels on Pillow as well.
     digest = "bdc0113be425117f6aeb59dd891d6556b12c6de7e747e41257f09622551397bf"
     assert hashlib.sha256(texts.encode()).hexdigest() == digest
+
+
+def test_a_mix_of_all_kinds_and_damages_makes_training_batches() -> None:
+    batches = iter(Stream(1, WORN.mix, budget=3000))
+    texts = set()
+    for _ in range(3):
+        batch = next(batches)
+        assert batch.labels.shape == batch.reading.shape
+        assert int(batch.characters.max()) <= len(CHARACTERS)
+        texts |= {tuple(row) for row in batch.labels.tolist()}
+    assert len(texts) > 3
 
 
 def test_a_written_set_is_read_with_its_truths(tmp_path: Path) -> None:

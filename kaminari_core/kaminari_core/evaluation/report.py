@@ -90,6 +90,8 @@ def cer_text(quality: Quality) -> str:
     """The character error rate with its interval, for a table."""
     if quality.text is None:
         return "-"
+    if not quality.text.characters:
+        return f"{quality.text.inserted} characters invented"
     if quality.interval is None:
         return f"{quality.text.cer:.2%}"
     low, high = quality.interval
@@ -131,7 +133,7 @@ def _speed_rows(evaluation: Evaluation) -> list[tuple[str, str]]:
 
 
 def _group_row(name: str, quality: Quality) -> str:
-    exact = "-" if quality.text is None else f"{quality.text.exact:.0%}"
+    exact = f"{quality.text.exact:.0%}" if quality.text and quality.text.lines else "-"
     fields = "-" if quality.fields is None else f"{quality.fields.f1:.2f}"
     teds = "-" if quality.teds is None else f"{quality.teds:.2f}"
     return f"| {name or '-'} | {quality.pages} | {cer_text(quality)} | {exact} | {fields} | {teds} |"
