@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -145,3 +146,21 @@ def test_an_item_that_does_not_exist_is_told(check: Check) -> None:
     result = check("qwen3vl", "tiny", "logit")
     assert result.exit_code == 2
     assert "Did you mean 'logits'?" in result.output
+
+
+@pytest.mark.parametrize(
+    ("footprint", "message"),
+    [
+        ("forgets_merger", "1 tensors are not in the footprint: model.visual.merger.linear_fc1.weight"),
+        ("other_heads", ", the model has "),
+        ("small_tower", "beside the weights, planned are"),
+    ],
+)
+def test_a_wrong_footprint_is_found(registry: Registry, footprint: str, message: str) -> None:
+    spec = dataclasses.replace(registry.model("qwen3vl"), footprint=f"broken_ports.footprints:{footprint}")
+    # The checkpoint that comes along: in the random ones, the tower is too small to be the peak.
+    changed = dataclasses.replace(registry, models={"qwen3vl": spec})
+    (case,) = cases("qwen3vl", "tiny", registry=changed, only=["memory plan"])
+    outcome = case.run()
+    assert outcome.status == "fail"
+    assert message in outcome.detail

@@ -57,7 +57,7 @@ class Case:
 
 def items() -> dict[str, Check]:
     """Every item by name, in the order in which they are reported."""
-    from kaminari_core.check import arithmetic, identity, pictures, quantizing, serving
+    from kaminari_core.check import arithmetic, identity, pictures, planning, quantizing, serving
 
     return {
         "registration": identity.registration,
@@ -76,6 +76,7 @@ def items() -> dict[str, Check]:
         "end tokens": serving.end_tokens,
         "speculation": serving.speculation,
         "memory": serving.memory,
+        "memory plan": planning.memory_plan,
     }
 
 
