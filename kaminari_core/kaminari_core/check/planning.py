@@ -4,6 +4,7 @@ within the plan."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from kaminari_core.check.outcome import Outcome, failed, judged, not_applicable
 from kaminari_core.check.subject import TEXT, Subject, picture
@@ -27,7 +28,9 @@ def memory_plan(subject: Subject) -> Outcome:
     footprint: Footprint = subject.spec.load_footprint()(subject.checkpoint)
     if wrong := _wrong_tensors(subject, footprint) or _wrong_sizes(subject, footprint):
         return failed(wrong, ["the footprint is of another architecture, or misses a tensor that is tied or fused"])
-    model, config, prepared = subject.model, subject.config, _longest(subject)
+    # One slot and short chunks, so that what a picture takes is not lost beside the rest.
+    model, config = subject.model, replace(subject.config, slots=1, prefill_chunk=128)
+    prepared = _longest(subject)
 
     def serve() -> None:
         serve_once(model, subject.cache(model, config), prepared, chunk=config.prefill_chunk)
