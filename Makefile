@@ -51,6 +51,7 @@ format: $(VENV)/installed-dev
 docs: $(VENV)/installed-dev
 	$(BIN)/python scripts/make_cli_docs.py
 	$(BIN)/python scripts/make_performance_docs.py
+	$(BIN)/python scripts/make_evaluation_docs.py
 
 ## make wheels     build the wheel of each package into dist/
 wheels: $(VENV)/installed-dev
