@@ -328,15 +328,14 @@ def _fingerprint(digests: Mapping[str, tuple[TensorHeader, str]]) -> str:
 
 def _validate(spec: ModelSpec, directory: Path, jobs: Sequence[Job]) -> None:
     """Raise CheckpointError unless the model's package takes the directory, with just these layers converted."""
-    model = load_on_meta(spec, directory)
-    found = {
-        name
-        for network in networks(model).values()
-        for name, module in network.named_modules()
-        if isinstance(module, QuantizedLinear)
-    }
-    wanted = {job.layer for job in jobs}
-    if found != wanted:
+    found = networks(load_on_meta(spec, directory)).values()
+    layers = {name: module for network in found for name, module in network.named_modules(remove_duplicate=False)}
+    wanted = {job.layer: layers.get(job.layer) for job in jobs}
+    # A draft head may share the layer of the head, which is then there under two names.
+    swapped = {name for name, module in layers.items() if isinstance(module, QuantizedLinear)}
+    wrong = {name for name, module in wanted.items() if not isinstance(module, QuantizedLinear)}
+    wrong |= {name for name in swapped if not any(layers[name] is module for module in wanted.values())}
+    if wrong:
         raise CheckpointError(
-            f"the packed checkpoint converts other layers than were chosen: {few(sorted(found ^ wanted))}; nothing was kept"
+            f"the packed checkpoint converts other layers than were chosen: {few(sorted(wrong))}; nothing was kept"
         )

@@ -81,7 +81,7 @@ def row_ranges(rows: int, row_bytes: int, multiple: int = 1) -> Iterator[tuple[i
 
 def as_bytes(tensor: Tensor) -> memoryview:
     """The bytes of a tensor, without a copy where it is contiguous."""
-    return memoryview(tensor.contiguous().view(torch.uint8).numpy().reshape(-1))  # type: ignore[arg-type]
+    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 class StreamWriter:
