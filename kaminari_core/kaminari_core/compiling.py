@@ -6,17 +6,27 @@ to show what is left of it: tracing, and loading what was compiled.
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kaminari_core.cache_directory import keep_graphs
 from kaminari_core.config import EngineConfig
+from kaminari_core.errors import UsageError
 from kaminari_core.protocols import Progress
 from kaminari_core.registry import Registry, load_registry, selected_plugins
+from kaminari_core.specs import ModelSpec
+
+if TYPE_CHECKING:
+    from kaminari_core.vision_parts import Part
+
+ROUNDS = 5
+"""Turns of each part of a vision tower, eagerly and compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,7 @@ def start(registry: Registry, model: str, checkpoint: str | None, config: Engine
 
     from kaminari_core.checkpoint import resolve
     from kaminari_core.launch import engine_over, load_model
+    from kaminari_core.vision_parts import warm_up
 
     directory = keep_graphs()
     spec, folder = resolve(registry, model, checkpoint)
@@ -46,6 +57,7 @@ def start(registry: Registry, model: str, checkpoint: str | None, config: Engine
     engine = engine_over(registry, spec, loaded, config)
     opened = time.perf_counter()
     before = dict(counters["inductor"])
+    warm_up(loaded, progress)
     engine.warm_up(progress)
     ended = time.perf_counter()
     counted = counters["inductor"]
@@ -71,10 +83,43 @@ def _start(model: str, checkpoint: str, config: EngineConfig, threads: int) -> S
     return start(load_registry(only=selected_plugins()), model, checkpoint, config, silent)
 
 
-def report(first: Start, second: Start) -> dict[str, Any]:
-    """Both starts as plain values."""
+def measure_vision(
+    registry: Registry, spec: ModelSpec, folder: Path, config: EngineConfig, progress: Progress
+) -> list[Part]:
+    """Measure the parts of a model's vision tower on its largest picture, and remember which win.
+
+    Raises UsageError for a model without a tower of the core's kind.
+    """
+    from kaminari_core.launch import load_model
+    from kaminari_core.vision_parts import keep, measure, record_file, tower_of
+
+    loaded, _ = load_model(registry, spec, folder, replace(config, compile_vision="off"), progress)
+    tower = tower_of(loaded)
+    if tower is None:
+        raise UsageError(f"{spec.name} has no vision tower whose parts can be compiled; leave --report out")
+    parts = measure(tower, config.visual_tokens, ROUNDS, progress)
+    keep(record_file(loaded, spec.name), parts)
+    return parts
+
+
+def report(first: Start, second: Start, parts: Sequence[Part]) -> dict[str, Any]:
+    """Both starts and the parts as plain values."""
     return {
         "directory": str(first.directory),
+        "parts": [
+            {
+                "name": part.name,
+                "modules": part.modules,
+                "eager_ms": 1000 * part.eager,
+                "compiled_ms": 1000 * part.compiled,
+                "cold": part.cold,
+                "warm": part.warm,
+                "wins": part.wins,
+                "pays_cold": math.ceil(part.break_even(part.cold)) if part.wins else None,
+                "pays_warm": math.ceil(part.break_even(part.warm)) if part.wins else None,
+            }
+            for part in parts
+        ],
         "starts": [
             {
                 "start": name,

@@ -9,6 +9,7 @@ from typing import Literal
 from kaminari_core.errors import UsageError
 
 Sizing = Literal["bucket", "exact"]
+CompileVision = Literal["auto", "on", "off"]
 Draft = Literal["none", "prompt-lookup", "mtp"]
 Kernels = Literal["auto", "own", "aten", "plain"]
 
@@ -29,6 +30,9 @@ class EngineConfig:
     """Generated tokens of one reply when the request names no limit."""
     compile: bool = True
     """Compile the decode step; off runs the same code eagerly."""
+    compile_vision: CompileVision = "auto"
+    """`auto` compiles the parts of the vision tower that `kaminari compile --report` found to win on this machine, `on` its
+    blocks, `off` none."""
     cache: str = "static"
     """The KV cache, by the name that a plugin gives it."""
     scheduler: str = "continuous"
@@ -92,6 +96,8 @@ class EngineConfig:
             raise UsageError(f"batch-window is {self.batch_window}, but must be a number of seconds, 0 or more")
         if not 0 < self.stall_seconds < math.inf:
             raise UsageError(f"stall-seconds is {self.stall_seconds}, but must be a number of seconds above 0")
+        if self.compile_vision not in ("auto", "on", "off"):
+            raise UsageError(f"compile-vision is {self.compile_vision!r}; choose auto, on or off")
         if self.kernels not in ("auto", "own", "aten", "plain"):
             raise UsageError(f"kernels is {self.kernels!r}; choose auto, own, aten or plain")
         if self.activation_bits not in (8, 16):

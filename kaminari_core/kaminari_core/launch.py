@@ -55,6 +55,9 @@ def open_engine(
     loaded, config = load_model(registry, spec, folder, config, progress)
     engine = engine_over(registry, spec, loaded, config, name, watch=watch, calibration=calibration)
     if warm_up and config.compile:
+        from kaminari_core.vision_parts import warm_up as warm_up_vision
+
+        warm_up_vision(loaded, progress)
         engine.warm_up(progress)
     engine.start()
     return engine
@@ -66,6 +69,7 @@ def load_model(
     """Load the weights of a model; returns it and the configuration with what depends on it resolved, as `open_engine` says."""
     from kaminari_core.kernels.adoption import adopt, choose
     from kaminari_core.placement import resolve_device, resolve_dtype
+    from kaminari_core.vision_parts import compile_winners
 
     config = dataclasses.replace(config, quantizer=check_quantizer(registry, spec, folder, config))
     device = resolve_device(config.device)
@@ -74,6 +78,7 @@ def load_model(
     config = planned(spec, folder, config, device.type, on_card=_free_on_card(device))
     config = dataclasses.replace(config, kernels=choose(config.kernels, device, progress))
     loaded = spec.load()(folder, config, device, progress)
+    compile_winners(loaded, spec.name, config)
     if config.kernels == "own":
         adopt(loaded, config.activation_bits)
     longest = loaded.shape.max_positions

@@ -26,6 +26,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "dtype": ("auto", "float32", "bfloat16", "float16"),
         "sizing": get_args(config.Sizing),
         "draft": get_args(config.Draft),
+        "compile_vision": get_args(config.CompileVision),
         "kernels": get_args(config.Kernels),
     }
 )

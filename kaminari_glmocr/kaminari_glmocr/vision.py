@@ -1,4 +1,4 @@
-"""The vision tower: the class of transformers, with its patch embedding computed as a matrix product.
+"""The vision tower: the class of transformers, with its patch embedding as a matrix product and dense attention in its blocks.
 
 The tower runs once per picture, so its Python costs little and there is no reason to write it again; the decoder, which runs
 once per token, is our own. Its rotary embedding is another one than the decoder's: half split, and in float32.
@@ -7,20 +7,20 @@ once per token, is our own. Its rotary embedding is another one than the decoder
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kaminari_core.flow import Patches
 from kaminari_core.layers import PatchEmbedding
 from kaminari_core.stock import quiet_import
+from kaminari_core.vision import StockTower
 from kaminari_glmocr.config import VisionConfig
 
 
-class VisionTower(nn.Module):
+class VisionTower(StockTower):
     """One picture's patches to the features that stand for it in the prompt."""
 
     def __init__(self, config: VisionConfig, device: torch.device) -> None:
         """Build on the current default device, which is meta while a checkpoint loads; `device` is where it will run."""
-        super().__init__()
         with quiet_import():
             # Importing transformers takes seconds, and only a loaded model needs it.
             from transformers import AutoConfig, AutoModel
@@ -33,7 +33,7 @@ class VisionTower(nn.Module):
         # In no checkpoint: computed when the class is built, which must not happen on meta.
         with torch.device(device):
             tower.rotary_pos_emb = type(tower.rotary_pos_emb)(settings)
-        self.tower = tower
+        super().__init__(tower)
 
     def forward(self, patches: Patches) -> Tensor:
         """The features of one picture, (visual tokens, decoder hidden size)."""
