@@ -108,7 +108,7 @@ class Job:
 
         with self._engine() as (engine, progress):
             found = evaluate(engine, self.checkpoint or self.model, self.samples, self.task, progress)
-        self._tell("eval", summary(found), as_json(found))
+        self._tell("eval", summary(found), as_json(found), found.machine)
         if self.out:
             files = {sample.name: sample.file for sample in self.samples}
             (self.out / "eval.html").write_text(as_html(found, files, worst), encoding="utf-8")
@@ -136,20 +136,22 @@ class Job:
                 return run_alone(spec, checkpoint, self.samples, self.task, config)
 
             rows = sweep(grid, evaluate, progress)
-        self._tell("sweep", table(rows), {"axes": axes, "rows": as_json(rows)})
+        machine = next(row.evaluation.machine for row in rows if row.evaluation)
+        self._tell("sweep", table(rows), {"axes": axes, "rows": as_json(rows)}, machine)
         if self.out and plots.is_available():
             plots.plot_sweep(rows, self.out)
 
     def calibrate(self) -> None:
         """Confidences of lines against the truth, and the temperature that brings the two together."""
+        from kaminari_core.bench import machine_facts
         from kaminari_core.evaluation.calibrate import as_json, best, calibrate, table
         from kaminari_core.evaluation.reading import read_samples
 
         with self._engine() as (engine, progress):
             outcomes = read_samples(engine, self.samples, self.task, progress, confidence=True)
-            name = engine.name
+            name, machine = engine.name, machine_facts(engine.model.device)
         found = calibrate(outcomes)
-        self._tell("calibration-report", table(found), {"measures": as_json(found)})
+        self._tell("calibration-report", table(found), {"measures": as_json(found)}, machine)
         if self.out:
             best(found).calibration(name, self.folder.name).write(self.out / "calibration.json")
 
@@ -162,12 +164,13 @@ class Job:
             with contextlib.closing(engine):
                 yield engine, progress
 
-    def _tell(self, name: str, text: str, record: dict[str, Any]) -> None:
-        from kaminari_core.evaluation.report import provenance
+    def _tell(self, name: str, text: str, record: dict[str, Any], machine: dict[str, Any]) -> None:
+        from kaminari_core.evaluation.report import footer, provenance
 
         click.echo(text)
         if self.out:
-            (self.out / f"{name}.md").write_text(text + "\n", encoding="utf-8")
-            whole = {**provenance(self.folder.name, len(self.samples)), **record}
-            encoded = json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+            whole = f"{text}\n\n{footer(machine)}\n"
+            (self.out / f"{name}.md").write_text(whole, encoding="utf-8")
+            full = {**provenance(self.folder.name, len(self.samples)), **record}
+            encoded = json.dumps(full, indent=1, ensure_ascii=False) + "\n"
             (self.out / f"{name}.json").write_text(encoded, encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import xml.etree.ElementTree as ElementTree
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from kaminari_core.errors import UsageError
 from kaminari_core.evaluation import plots
 from kaminari_core.evaluation.run import Evaluation, run
 from kaminari_core.evaluation.sets import read_set
-from kaminari_core.evaluation.sweep import Row, change, configurations, parse_axes, sweep
+from kaminari_core.evaluation.sweep import Row, baseline, change, configurations, parse_axes, sweep
 from kaminari_core.evaluation.sweep_report import as_json, table
 from kaminari_core.progress import silent
 
@@ -78,9 +78,30 @@ def test_the_table_and_the_record_say_the_same(rows: list[Row]) -> None:
     assert records[0] == {"axes": {"tokens": "4", "sizing": "bucket"}, "error": rows[0].error}
 
 
+def test_a_row_is_compared_with_the_first_value_of_the_first_axis(rows: list[Row]) -> None:
+    assert [baseline(row, rows) for row in rows] == [rows[0], rows[1]] * 3
+    grid = rows[2:]
+    assert [baseline(row, grid) for row in grid] == [rows[2], rows[3]] * 2
+    # Of one page nothing can be resampled, and nothing is compared with what did not run.
+    assert [change(row, grid) for row in grid] == [change(row, rows) for row in rows[:4]] == [None] * 4
+
+
 def test_the_change_is_that_of_the_same_pages(rows: list[Row]) -> None:
-    # Of one page nothing can be resampled.
-    assert change(rows[4], rows[2]) is None
+    few, enough = rows[2].evaluation, rows[4].evaluation
+    assert few is not None
+    assert enough is not None
+    # Twice the same page: every draw is the same two pages, so the interval is the difference itself.
+    doubled = [
+        Row({"tokens": str(tokens)}, replace(evaluation, pages=evaluation.pages * 2))
+        for tokens, evaluation in ((16, few), (128, enough))
+    ]
+    found = change(doubled[1], doubled)
+    assert found is not None
+    [read], [better] = few.pages, enough.pages
+    assert read.score.text is not None
+    assert better.score.text is not None
+    difference = better.score.text.cer - read.score.text.cer
+    assert found == (pytest.approx(difference), (pytest.approx(difference), pytest.approx(difference)))
 
 
 def test_a_sweep_of_nothing_but_errors_is_one(rows: list[Row]) -> None:

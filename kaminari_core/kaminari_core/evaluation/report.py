@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -84,6 +84,18 @@ def provenance(folder_name: str, samples: int) -> dict[str, Any]:
         "versions": versions(),
         "set": {"name": folder_name, "pages": samples},
     }
+
+
+def footer(machine: Mapping[str, Any]) -> str:
+    """A line that says by which command, on which machine and with which versions figures came about."""
+    from kaminari_core.bench import versions
+
+    found = versions()
+    where = (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['threads']} threads, load {machine['load']:.1f}"
+    )
+    packages = ", ".join(f"{name} {found[name]}" for name in ("torch", "transformers"))
+    return f"`{shlex.join(['kaminari', *sys.argv[1:]])}`\n\n{where}; {packages}; {time.strftime('%Y-%m-%d')}."
 
 
 def cer_text(quality: Quality) -> str:

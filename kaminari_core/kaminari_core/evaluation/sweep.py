@@ -2,8 +2,9 @@
 
     quantizer=none,int8,int4 tokens=64,128,256 -> six configurations, each in a process of its own -> one row each
 
-An axis is a field of `EngineConfig` with dashes, `tokens` being short for `visual-tokens`. The first configuration is what the
-others are compared with, page by page. A configuration that cannot run is a row that says why.
+An axis is a field of `EngineConfig` with dashes, `tokens` being short for `visual-tokens`. Each configuration is compared, page
+by page, with the one that differs in the first axis alone and has its first value there. A configuration that cannot run is a
+row that says why.
 """
 
 from __future__ import annotations
@@ -78,21 +79,31 @@ def sweep(
     return rows
 
 
-def change(row: Row, first: Row) -> tuple[float, tuple[float, float]] | None:
-    """How much the character error rate differs from the first row's, with the interval of that difference."""
-    if row.evaluation is None or first.evaluation is None:
+def baseline(row: Row, rows: Sequence[Row]) -> Row:
+    """The row that another one is compared with: of the same values but for the first axis, which has its first value."""
+    axis = next(iter(row.values))
+    values = {**row.values, axis: rows[0].values[axis]}
+    return next(other for other in rows if other.values == values)
+
+
+def change(row: Row, rows: Sequence[Row]) -> tuple[float, tuple[float, float]] | None:
+    """How much the character error rate differs from the baseline's, with the interval of that difference.
+
+    None for the baseline itself, where either did not run, and where the set has fewer than two pages with a text.
+    """
+    other = baseline(row, rows)
+    if row is other or row.evaluation is None or other.evaluation is None:
         return None
-    ours, theirs = (_counts(evaluation) for evaluation in (row.evaluation, first.evaluation))
-    edits, lengths = zip(*ours, strict=True) if ours else ((), ())
-    interval = paired(edits, [edit for edit, _ in theirs], lengths)
-    return (
-        None if interval is None else (sum(edits) / sum(lengths) - sum(e for e, _ in theirs) / sum(lengths), interval)
-    )
+    ours, lengths = page_counts(row.evaluation)
+    theirs, _ = page_counts(other.evaluation)
+    interval = paired(ours, theirs, lengths)
+    return None if interval is None else ((sum(ours) - sum(theirs)) / sum(lengths), interval)
 
 
-def _counts(evaluation: Evaluation) -> list[tuple[int, int]]:
+def page_counts(evaluation: Evaluation) -> tuple[list[int], list[int]]:
+    """Character edits and characters of each page with a text."""
     texts = [read.score.text for read in evaluation.pages if read.score.text is not None]
-    return [(text.character_edits, text.characters) for text in texts]
+    return [text.character_edits for text in texts], [text.characters for text in texts]
 
 
 def _parsed(name: str, value: str) -> Any:

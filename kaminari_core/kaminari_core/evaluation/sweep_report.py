@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kaminari_core.evaluation.report import cer_text, figures
-from kaminari_core.evaluation.sweep import Row, change
+from kaminari_core.evaluation.sweep import Row, change, page_counts
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -20,18 +20,17 @@ def table(rows: Sequence[Row]) -> str:
     head += ["visual tokens/page", "pages/s", "tokens/s", "peak memory MB"]
     lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for row in rows:
-        cells = [*row.values.values(), *_cells(row, first, optional, len(head) - len(row.values))]
+        cells = [*row.values.values(), *_cells(row, rows, optional, len(head) - len(row.values))]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def as_json(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Each configuration with its figures, the edits and lengths of its pages, and its settings."""
-    first = next(row for row in rows if row.evaluation is not None)
-    return [_record(row, first) for row in rows]
+    return [_record(row, rows) for row in rows]
 
 
-def _cells(row: Row, first: Row, optional: Sequence[str], count: int) -> list[str]:
+def _cells(row: Row, rows: Sequence[Row], optional: Sequence[str], count: int) -> list[str]:
     evaluation = row.evaluation
     if evaluation is None:
         return [f"did not run: {row.error}".replace("|", "/"), *[""] * (count - 1)]
@@ -39,7 +38,7 @@ def _cells(row: Row, first: Row, optional: Sequence[str], count: int) -> list[st
     rates = {"field F1": quality.fields and quality.fields.f1, "ANLS": quality.anls, "TEDS": quality.teds}
     return [
         cer_text(quality),
-        _change(row, first),
+        _change(row, rows),
         "-" if quality.text is None else f"{quality.text.exact:.0%}",
         *[f"{rates[name] or 0:.3f}" for name in optional],
         f"{evaluation.visual_tokens:.0f}",
@@ -49,22 +48,24 @@ def _cells(row: Row, first: Row, optional: Sequence[str], count: int) -> list[st
     ]
 
 
-def _change(row: Row, first: Row) -> str:
-    found = None if row is first else change(row, first)
+def _change(row: Row, rows: Sequence[Row]) -> str:
+    found = change(row, rows)
     if found is None:
         return "-"
     difference, (low, high) = found
     return f"{difference:+.2%} ({low:+.1%} to {high:+.1%})"
 
 
-def _record(row: Row, first: Row) -> dict[str, Any]:
+def _record(row: Row, rows: Sequence[Row]) -> dict[str, Any]:
     evaluation = row.evaluation
     if evaluation is None:
         return {"axes": dict(row.values), "error": row.error}
     return {
         "axes": dict(row.values),
         **figures(evaluation.quality),
-        "change": change(row, first),
+        "change": change(row, rows),
+        "page_edits": page_counts(evaluation)[0],
+        "page_characters": page_counts(evaluation)[1],
         "groups": {name: figures(quality) for name, quality in evaluation.groups().items()},
         "visual_tokens": evaluation.visual_tokens,
         "seconds": evaluation.seconds,
