@@ -116,7 +116,11 @@ def read_top(directory: Path, model_types: tuple[str, ...]) -> Section:
             f"{top.where} has model_type {model_type!r}; this package serves {', '.join(model_types)}"
         )
     if top.values.get("quantization_config") is not None:
-        raise CheckpointError(f"{top.where} has a quantization_config; use the checkpoint with full-precision weights")
+        raise CheckpointError(
+            f"{top.where} has a quantization_config. A GPTQ, AWQ or compressed-tensors checkpoint is repacked once with `kaminari "
+            f"quantize --model {directory} --quantizer int4 --out {directory}-int4`; for any other, use the checkpoint with "
+            "full-precision weights"
+        )
     return top
 
 
