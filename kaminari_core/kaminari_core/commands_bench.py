@@ -15,8 +15,9 @@ import click
 from kaminari_core.checkpoint import resolve
 from kaminari_core.commands_ladder import bench_ladder
 from kaminari_core.commands_run import read_picture
+from kaminari_core.commands_url import bench_url
 from kaminari_core.errors import UsageError
-from kaminari_core.options import engine_config, engine_options, model_options, option
+from kaminari_core.options import engine_config, engine_options, option, optional_model_options
 from kaminari_core.progress import terminal_progress
 from kaminari_core.registry import Registry
 
@@ -32,7 +33,7 @@ PROMPT_TOKENS, NEW_TOKENS = 128, 64
 
 
 @click.command()
-@model_options
+@optional_model_options
 @option("--against", type=click.Choice(["hf"]), help="Also measure the stock transformers class, dynamic and static.")
 @option("--rows", default="1", show_default=True, metavar="N,N,...", help="How many requests to serve together.")
 @option(
@@ -58,13 +59,21 @@ PROMPT_TOKENS, NEW_TOKENS = 128, 64
 @option("--rounds", default=3, show_default=True, help="Rounds that count; the contenders take turns in each.")
 @option("--prompt", metavar="TEXT", help="The prompt itself, instead of filler of --prompt-tokens.")
 @option("--image", "images", multiple=True, metavar="FILE", help="A picture in the prompt.")
+@option(
+    "--url", metavar="URL", help="Measure an OpenAI-compatible server instead; --rows is then the number of clients."
+)
+@option("--api-key", metavar="KEY", help="The key of that server.")
+@option("--model-name", metavar="NAME", help="The model to ask of that server; the first that it lists unless given.")
+@option(
+    "--body", metavar="JSON", help="Fields to add to every request to that server, such as '{\"ignore_eos\": true}'."
+)
 @option("--out", metavar="FILE", help="Write the figures as JSON, with machine, versions and settings.")
 @engine_options({"slots": None}, shown={"slots": "the most rows asked for"})
 @click.pass_obj
 def bench(
     registry: Registry,
     /,
-    model: str,
+    model: str | None,
     checkpoint: str | None,
     against: str | None,
     rows: str,
@@ -77,6 +86,10 @@ def bench(
     rounds: int,
     prompt: str | None,
     images: Sequence[str],
+    url: str | None,
+    api_key: str | None,
+    model_name: str | None,
+    body: str | None,
     out: str | None,
     **values: Any,
 ) -> None:
@@ -85,9 +98,19 @@ def bench(
     With `--ladder`, every way of decoding that is built in, on one table: what each step gains over the stock
     implementation, what share of the memory bandwidth it reaches, how far its logits are from bfloat16.
 
+    With `--url`, what several clients of a server see together: tokens per second, time to first token and between tokens.
+
     Contenders take turns, one warm-up round is not counted, medians are compared: read the ratios, which hold within one
     run, rather than the absolute figures.
     """
+    if url:
+        bench_url(
+            url, _counts(rows), key=api_key, model=model_name, prompt=prompt, prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens, extra=body, rounds=rounds, out=out,
+        )  # fmt: skip
+        return
+    if model is None:
+        raise UsageError("give --model, or --url to measure a server")
     if ladder:
         bench_ladder(
             registry, model, checkpoint, engine_config(**values), rungs=rungs, packed=packed, prompt_tokens=prompt_tokens,

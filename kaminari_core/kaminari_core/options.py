@@ -51,9 +51,18 @@ class NumberRange(click.FloatRange):
 
 def model_options(function: Function) -> Function:
     """Add `--model` and `--checkpoint`, passed on as `model: str` and `checkpoint: str | None`."""
+    return _model_options(function, required=True)
+
+
+def optional_model_options(function: Function) -> Function:
+    """As `model_options`, for a command that has uses without a model: `model` may be None."""
+    return _model_options(function, required=False)
+
+
+def _model_options(function: Function, *, required: bool) -> Function:
     model = option(
         "--model",
-        required=True,
+        required=required,
         metavar="NAME|DIR",
         help="A model that a plugin offers (see `kaminari models`), or a checkpoint directory, whose config.json names it.",
     )
