@@ -91,7 +91,8 @@ def test_its_last_example_says_what_transformers_says(tutorial: Path, capsys: py
     from tokenizers import Tokenizer, decoders
     from transformers import GPT2LMHeadModel
 
-    example = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)[-1]
+    blocks = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    [example] = [block for block in blocks if "open_engine(" in block]
     exec(example, {})
     said = capsys.readouterr().out
     tokenizer = Tokenizer.from_file("checkpoint/tokenizer.json")
@@ -102,6 +103,17 @@ def test_its_last_example_says_what_transformers_says(tutorial: Path, capsys: py
     )
     letters = [tokenizer.id_to_token(token) for token in tokens[0, prompt.shape[1] :].tolist() if token != 256]
     assert said == decoders.ByteLevel().decode(letters) + "\n"
+
+
+def test_its_footprint_is_right(tutorial: Path) -> None:
+    [source] = re.findall(r"^```python\n# (?=kaminari_gpt2/footprint.py\n)(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    (tutorial / "kaminari_gpt2" / "footprint.py").write_text(f"# {source}")
+    plugin = tutorial / "kaminari_gpt2" / "plugin.py"
+    named = 'model_types=("gpt2",),\n            footprint="kaminari_gpt2.footprint:footprint",'
+    plugin.write_text(plugin.read_text().replace('model_types=("gpt2",),', named))
+    result = check("--only", "memory plan")
+    assert result.exit_code == 0, result.output
+    assert "1 passed, 0 failed, 0 not applicable" in result.output
 
 
 @pytest.mark.slow

@@ -191,8 +191,7 @@ def _chunk(case: Case, config: EngineConfig, chunk: int) -> int:
         if case.device == "cuda":
             # No fused kernel takes a mask and grouped heads together: scores in float32, before and behind the softmax.
             attention += 2 * 4 * facts.heads * chunk * length
-    full = case.weights.largest_converted * item
-    return max(mlp, attention) + full + 2 * facts.vocabulary * item
+    return max(mlp, attention) + case.weights.rebuilt + 2 * facts.vocabulary * item
 
 
 def _step(case: Case, config: EngineConfig) -> int:
@@ -209,7 +208,7 @@ def _step(case: Case, config: EngineConfig) -> int:
         # Every captured bucket keeps its own.
         shapes = sum(_doubling(1, config.slots)) * len(_doubling(SHORTEST_BUCKET, _length(case, config)))
         logits = shapes * width * facts.vocabulary * item
-    return layer + mask + sampling + logits
+    return layer + mask + sampling + logits + case.weights.rebuilt
 
 
 def _besides(case: Case, config: EngineConfig) -> Iterator[Part]:

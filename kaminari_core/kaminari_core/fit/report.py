@@ -18,8 +18,12 @@ PHASES = {"vision": "while a picture is seen", "prefill": "while a prompt is rea
 
 
 def size(count: int) -> str:
-    """Bytes in GiB, or MiB below one tenth of that."""
-    return f"{count / GIB:.2f} GiB" if count >= GIB / 10 else f"{count / MIB:.1f} MiB"
+    """Bytes in GiB, MiB or KiB."""
+    if count >= GIB / 10:
+        return f"{count / GIB:.2f} GiB"
+    if count >= MIB / 10:
+        return f"{count / MIB:.1f} MiB"
+    return f"{count / 1024:.0f} KiB" if count else "-"
 
 
 def page_text(case: Case, tokens: int) -> str:

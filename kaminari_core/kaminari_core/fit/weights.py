@@ -17,8 +17,10 @@ from kaminari_core.quantization.manifest import is_packed, read_manifest
 
 BITS: Mapping[str, int] = {"int4": 4, "int8": 8}
 """Bits of a weight under the quantizers whose sizes are known."""
-GROUP_BYTES = {"cuda": 4, "cpu": 5}
-"""Scale and zero point of one group: both bfloat16 on a card; float32 and a byte on a CPU."""
+GROUP_BYTES = 4
+"""Scale and zero point of one group, in the layout of torch's 4-bit product. The kernels for CPUs need 3."""
+BUFFER = 8 * 2**20
+"""On a CPU, the part of a quantized weight that is made full again at a time."""
 GROUPS = (64, 32)
 """Weights that share a scale: the first of these that divides a row."""
 
@@ -30,24 +32,32 @@ class Converted:
     bits: int
     group: int
 
-    def bytes(self, shape: tuple[int, ...], device: str) -> int:
+    def bytes(self, shape: tuple[int, ...]) -> int:
         """Codes, scales and zero points in memory."""
         rows, columns = shape
-        return rows * columns * self.bits // 8 + rows * (columns // self.group) * GROUP_BYTES[device]
+        return rows * columns * self.bits // 8 + rows * (columns // self.group) * GROUP_BYTES
+
+    def rebuilt(self, shape: tuple[int, ...], item: int, device: str) -> int:
+        """What a product makes of the weight for a moment. On a card, what torch has no product for is made full in float32."""
+        rows, columns = shape
+        if device == "cpu":
+            return min(BUFFER, rows * columns * item)
+        served = self.bits == 4 and columns % 128 == 0 and rows % 8 == 0
+        return 0 if served else rows * columns * (2 * 4 + item)
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
     """Bytes in memory by kind, the draft head's apart.
 
-    `converted` counts quantized weights, and `largest_converted` is the most elements one of them has, which a prefill makes full
-    again. `stored` is the size of all files, or what it would be in bfloat16. `notes` say where files and config.json disagree.
+    `converted` counts quantized weights, and `rebuilt` is the most that a product with one makes of it for a moment. `stored` is
+    the size of all files, or what it would be in bfloat16. `notes` say where files and config.json disagree.
     """
 
     kinds: Mapping[Kind, int]
     draft: int
     converted: int
-    largest_converted: int
+    rebuilt: int
     stored: int
     notes: tuple[str, ...]
 
@@ -77,18 +87,19 @@ def weigh(
     kinds: dict[Kind, int] = dict.fromkeys(KINDS, 0)
     drafts = 0
     for tensor in footprint.tensors:
-        size = how[tensor.name].bytes(tensor.shape, device) if tensor.name in how else tensor.elements * item
+        size = how[tensor.name].bytes(tensor.shape) if tensor.name in how else tensor.elements * item
         if not tensor.draft:
             kinds[tensor.kind] += size
         elif draft:
             drafts += size
-    known = {tensor.name: tensor for tensor in footprint.tensors}
-    for name in how.keys() - known.keys():
-        # A head that is tied in the source and converted all the same.
-        kinds["head"] += how[name].bytes((footprint.vocabulary, footprint.hidden), device)
-    largest = max((known[name].elements for name in how if name in known), default=0)
+    shapes = {tensor.name: tensor.shape for tensor in footprint.tensors}
+    # A head that is tied in the source and quantized all the same.
+    own = {name: (footprint.vocabulary, footprint.hidden) for name in how if name not in shapes}
+    kinds["head"] += sum(how[name].bytes(shape) for name, shape in own.items())
+    shapes |= own
+    rebuilt = max((converted.rebuilt(shapes[name], item, device) for name, converted in how.items()), default=0)
     notes = _disagreements(folder, footprint, how)
-    return Weights(kinds, drafts, len(how), largest, stored_bytes(folder, footprint), notes)
+    return Weights(kinds, drafts, len(how), rebuilt, stored_bytes(folder, footprint), notes)
 
 
 def _conversions(folder: Path, footprint: Footprint, quantizer: str, head: str) -> dict[str, Converted]:
