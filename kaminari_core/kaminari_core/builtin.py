@@ -70,6 +70,7 @@ def kaminari_commands(cli: click.Group) -> None:
     from kaminari_core.commands_check import check
     from kaminari_core.commands_compare import compare
     from kaminari_core.commands_compile import compile_
+    from kaminari_core.commands_doctor import doctor
     from kaminari_core.commands_eval import evaluate
     from kaminari_core.commands_fit import fit
     from kaminari_core.commands_list import models, plugins
@@ -77,5 +78,5 @@ def kaminari_commands(cli: click.Group) -> None:
     from kaminari_core.commands_read import read
     from kaminari_core.commands_run import run
 
-    for command in (models, plugins, fit, run, read, bench, check, compare, compile_, evaluate, quantize):
+    for command in (models, plugins, doctor, fit, run, read, bench, check, compare, compile_, evaluate, quantize):
         cli.add_command(command)
