@@ -117,9 +117,9 @@ def read_top(directory: Path, model_types: tuple[str, ...]) -> Section:
         )
     if top.values.get("quantization_config") is not None:
         raise CheckpointError(
-            f"{top.where} has a quantization_config. A GPTQ, AWQ or compressed-tensors checkpoint is repacked once with `kaminari "
-            f"quantize --model {directory} --quantizer int4 --out {directory}-int4`; for any other, use the checkpoint with "
-            "full-precision weights"
+            f"{top.where} has a quantization_config. GPTQ, AWQ and compressed-tensors checkpoints are repacked once with "
+            f"`kaminari quantize --model {directory} --quantizer int4 --out {directory}-int4`; for any other, use the "
+            "checkpoint with full-precision weights"
         )
     return top
 
