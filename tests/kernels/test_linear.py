@@ -29,7 +29,9 @@ def as_whole_numbers(x: torch.Tensor, group: int, largest: float) -> torch.Tenso
     """Activations rounded to whole multiples of (largest magnitude of a row's group) / `largest`, float64."""
     grouped = x.view(len(x), -1, group)
     magnitude = grouped.abs().amax(-1, keepdim=True)
-    return (torch.round(grouped * (largest / magnitude)).double() * (magnitude / largest)).view(len(x), -1)
+    # A number divided by a tensor would be its reciprocal times the number, rounded twice.
+    factor = torch.full_like(magnitude, largest) / magnitude
+    return (torch.round(grouped * factor).double() * (magnitude / largest)).view(len(x), -1)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
