@@ -206,6 +206,22 @@ _MISLEADING: dict[str, Callable[[np.random.Generator], str]] = {
 }
 
 
+def tables(report: dict[str, Any]) -> str:
+    """The report as the tables of docs/evidence.md."""
+    lines = ["| true documents | | cut, a token per byte | cut, a token per word |", "| --- | --- | --- | --- |"]
+    for title in ("generated", "misleading"):
+        for kind, found in report[title].items():
+            lines.append(f"| {kind} | {found['documents']} | {found['bytes']} | {found['words']} |")
+    lines += ["", "| loops | | ended | tokens after the first copy: median, most (per byte) | (per word) |"]
+    lines.append("| --- | --- | --- | --- | --- |")
+    for kind, found in report["loops"].items():
+        bytes_, words = found["bytes"], found["words"]
+        ended = f"{bytes_['ended'] + words['ended']} of {bytes_['loops'] + words['loops']}"
+        costs = [f"{round(each['tokens_median'])}, {each['tokens_most']}" for each in (bytes_, words)]
+        lines.append(f"| {kind} | {bytes_['loops'] + words['loops']} | {ended} | {costs[0]} | {costs[1]} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -235,7 +251,7 @@ def main() -> None:
         "versions": versions(),
     }  # fmt: skip
     text = json.dumps(report, indent=1)
-    print(text)
+    print(text, tables(report), sep="\n")
     if options.json:
         options.json.write_text(text + "\n")
 

@@ -51,7 +51,14 @@ TEMPLATE_TOKENS = 256
 )
 @option("--system", metavar="TEXT", help="A system message before the prompt.")
 @structure_options
-@option("--json", "as_json", is_flag=True, help="Print one JSON object: text, finish_reason, usage, timings, saw.")
+@option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object: text, finish_reason, finish_detail, usage, timings, saw.",
+)
+@option("--confidence", is_flag=True, help="With --json: how sure the model was of each line and JSON value.")
+@option("--boxes", is_flag=True, help="With --json: the boxes that the reply writes, in pixels of the picture's file.")
 @option(
     "--temperature",
     type=NumberRange(min=0),
@@ -98,6 +105,8 @@ def run(
     template: str | None,
     system: str | None,
     as_json: bool,
+    confidence: bool,
+    boxes: bool,
     log_level: str,
     **values: Any,
 ) -> None:
@@ -110,6 +119,8 @@ def run(
     drawing = {name: values.pop(name) for name in ("temperature", "top_p", "top_k", "seed")}
     start, stop = values.pop("sampling"), tuple(values.pop("stop"))
     # What can be told without the model is told before it is loaded.
+    if (confidence or boxes) and not as_json:
+        raise UsageError("--confidence and --boxes are parts of the JSON object; give --json as well")
     spec, folder = resolve(registry, model, checkpoint)
     fields = None if template is None else read_template(template)
     words = _words(spec, prompt, task, bool(images), fields)
@@ -119,9 +130,9 @@ def run(
     messages = _messages(words, system, images)
     config = _config(messages, values)
     with _opened(registry, spec, folder, config) as engine:
-        request = _request(messages, _sampling(engine, start, drawing), stop, structure)
+        request = _request(messages, _sampling(engine, start, drawing), stop, structure, confidence)
         if as_json:
-            click.echo(json.dumps(_report(engine.generate(request)), ensure_ascii=False))
+            click.echo(json.dumps(_report(engine.generate(request), boxes=boxes), ensure_ascii=False))
         else:
             _stream(engine, request)
 
@@ -228,11 +239,15 @@ def _sampling(engine: Engine, start: str, drawing: Mapping[str, Any]) -> Samplin
 
 
 def _request(
-    messages: tuple[Message, ...], sampling: Sampling, stop: tuple[str, ...], structure: Structure | None
+    messages: tuple[Message, ...],
+    sampling: Sampling,
+    stop: tuple[str, ...],
+    structure: Structure | None,
+    confidence: bool,
 ) -> Request:
     from kaminari_core.flow import Request
 
-    return Request(messages, stop=stop, sampling=sampling, structure=structure)
+    return Request(messages, stop=stop, sampling=sampling, structure=structure, confidence=confidence)
 
 
 def _stream(engine: Engine, request: Request) -> None:
@@ -252,14 +267,26 @@ def _stream(engine: Engine, request: Request) -> None:
 
 
 def _note_cut(result: Result) -> None:
-    """Say on stderr when the text ends where a limit was, not where the model ended it."""
+    """Say on stderr when the text ends where a limit was or a loop began, not where the model ended it."""
+    if result.repeat is not None:
+        copies, period = result.repeat.copies, result.repeat.period
+        click.echo(
+            f"note: the reply said the same {period} tokens {copies} times and was ended (--no-loop-guard lets it go on)",
+            err=True,
+        )
     if result.finish_reason == "length":
         flag = "--max-tokens" if result.finish_detail == "max_tokens" else "--max-length"
         cut = "" if result.complete is not False else " and has not the structure that was asked for"
         click.echo(f"note: the reply was cut after {result.usage.completion_tokens} tokens ({flag}){cut}", err=True)
 
 
-def _report(result: Result) -> dict[str, Any]:
+def _report(result: Result, *, boxes: bool) -> dict[str, Any]:
+    """What is printed: what every reply has, and what else this one has."""
+    from kaminari_core.evidence.grounding import find_boxes
+
     facts = dataclasses.asdict(result)
-    known = {name: facts[name] for name in ("text", "finish_reason", "usage", "timings", "saw")}
-    return known if result.complete is None else {**known, "complete": result.complete}
+    report = {name: facts[name] for name in ("text", "finish_reason", "finish_detail", "usage", "timings", "saw")}
+    report |= {name: facts[name] for name in ("complete", "repeat", "confidence") if facts[name] is not None}
+    if boxes:
+        report["boxes"] = [dataclasses.asdict(box) for box in find_boxes(result.text, result.saw)]
+    return report
