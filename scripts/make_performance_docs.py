@@ -3,6 +3,7 @@
 Usage: python scripts/make_performance_docs.py
 
 The document has a pair of markers per file, `<!-- results:NAME -->` and `<!-- /results -->`; what is between them is replaced.
+Beside the table of a ladder stands its plot, `docs/NAME.svg`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kaminari_core.ladder.climb import table
+
 ROOT = Path(__file__).parent.parent
 DOCUMENT = ROOT / "docs" / "performance.md"
 RESULTS = ROOT / "benchmarks" / "results"
@@ -20,14 +23,93 @@ SECTION = re.compile(r"(<!-- results:(?P<name>[\w.-]+) -->\n).*?(<!-- /results -
 
 
 def rendered(document: str) -> str:
-    """The document with every section written anew. Raises FileNotFoundError for a section whose JSON is missing."""
+    """The document with every section written anew; a section without a result says so."""
 
-    def section(match: re.Match[str]) -> str:
-        result = json.loads((RESULTS / f"{match['name']}.json").read_text(encoding="utf-8"))
-        kind = next(kind for key, kind in KINDS.items() if key in result)
-        return f"{match[1]}\n{kind(result)}\n\n{_provenance(result)}\n\n{match[3]}"
+    def replaced(match: re.Match[str]) -> str:
+        file = RESULTS / f"{match['name']}.json"
+        if not file.exists():
+            return f"{match[1]}\nNot measured yet.\n\n{match[3]}"
+        result = json.loads(file.read_text(encoding="utf-8"))
+        plotted = f"![{match['name']}]({match['name']}.svg)\n\n" if "rungs" in result else ""
+        return f"{match[1]}\n{plotted}{section(result)}\n\n{match[3]}"
 
-    return SECTION.sub(section, document)
+    return SECTION.sub(replaced, document)
+
+
+def section(result: dict[str, Any]) -> str:
+    """The table of a result and where it comes from."""
+    kind = next(kind for key, kind in KINDS.items() if key in result)
+    return f"{kind(result)}\n\n{_provenance(result)}"
+
+
+def plot(ladder: dict[str, Any], target: Path) -> None:
+    """Draw the tokens per second of a ladder's rungs; the same picture for the same figures, byte for byte."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    names = [one["name"] for one in reversed(ladder["rungs"])]
+    speeds = [one["tokens_per_s"] for one in reversed(ladder["rungs"])]
+    with mpl.rc_context({"svg.hashsalt": "kaminari", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(7, 0.6 + 0.28 * len(names)), layout="constrained")
+        axes = figure.add_subplot()
+        bars = axes.barh(names, speeds, color=["#888888" if name.startswith("hf-") else "#2b6cb0" for name in names])
+        axes.bar_label(bars, [f"{speed:.1f}" for speed in speeds], padding=3, fontsize=8)
+        axes.set_xlabel("tokens per second of all rows")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.margins(x=0.12)
+        figure.savefig(target, format="svg", metadata={"Date": None})
+
+
+def _ladder(result: dict[str, Any]) -> str:
+    pages = result["pages"]
+    settings = result["settings"]
+    asked = "torch asks for them" if pages["torch_asks"] else "torch does not ask for them"
+    return (
+        f"{table(result)}\n\nA prompt of {settings['prompt_tokens']} tokens, {settings['new_tokens']} generated, medians of "
+        f"{settings['rounds']} rounds. Memory was read at {result['read_bandwidth'] / 1e9:.1f} GB/s in the same run; a position "
+        f"of a row's cache takes {result['kv_bytes_per_position'] / 1e3:.0f} kB. Transparent huge pages are on "
+        f"`{pages['transparent_huge_pages']}`, and {asked}; own operators ask by themselves."
+    )
+
+
+def _beside_llamacpp(result: dict[str, Any]) -> str:
+    lines = []
+    for one in result["beside_llamacpp"]:
+        memory = one["memory"]
+        lines.append(
+            f"| {one['contender']} | {one['tokens_per_s']:.2f} | {one['ratio']:.2f} | {one['ttft'] * 1000:.0f} "
+            f"| {memory['resident'] / 1e9:.2f} | {memory['huge'] / memory['resident']:.0%} | {one['spread']:.0%} |"
+        )
+    heads = ["contender", "tokens/s", "x Q4_0", "TTFT ms", "resident GB", "in huge pages", "spread"]
+    commands = "\n".join(one["command"] for one in result["beside_llamacpp"])
+    return f"{_table(heads, lines)}\n\nEach contender is a process:\n\n```\n{commands}\n```"
+
+
+def _levels(result: dict[str, Any]) -> str:
+    lines = []
+    for name, levels in result["traffic"].items():
+        for one in levels:
+            between = ["" if one[key] is None else f"{one[key] * 1000:.0f}" for key in ("between_p50", "between_p99")]
+            lines.append(
+                f"| {name} | {one['clients']} | {one['tokens_per_s']:.1f} | {one['ttft_p50'] * 1000:.0f} "
+                f"| {one['ttft_p99'] * 1000:.0f} | {between[0]} | {between[1]} |"
+            )
+    heads = ["", "clients", "tokens/s", "TTFT p50 ms", "TTFT p99 ms", "between tokens p50 ms", "p99 ms"]
+    return _table(heads, lines)
+
+
+def _compile(result: dict[str, Any]) -> str:
+    parts = [
+        f"| {one['name']} | {one['eager_ms']:.1f} | {one['compiled_ms']:.1f} | {one['cold']:.1f} | {one['warm']:.1f} "
+        + (f"| {one['pays_cold']} pictures, {one['pays_warm']} warm |" if one["wins"] else "| never: it stays eager |")
+        for one in result["parts"]
+    ]
+    starts = [
+        f"| {one['start']} | {one['compiled']} | {one['found']} | {one['load_seconds']:.1f} | {one['graph_seconds']:.1f} |"
+        for one in result["starts"]
+    ]
+    vision = _table(["part of the vision tower", "eager ms", "compiled ms", "cold s", "warm s", "pays after"], parts)
+    return f"{vision}\n\n{_table(['start', 'compiled', 'found', 'load s', 'graphs s'], starts)}"
 
 
 def _bench(result: dict[str, Any]) -> str:
@@ -65,6 +147,10 @@ def _provenance(result: dict[str, Any]) -> str:
 
 
 KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "rungs": _ladder,
+    "beside_llamacpp": _beside_llamacpp,
+    "traffic": _levels,
+    "starts": _compile,
     "ratio_to_short_cache": _length_buckets,
     "peak_resident": _load,
     "results": _bench,
@@ -73,7 +159,11 @@ KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def main() -> None:
-    """Update the document in place."""
+    """Update the document in place, and the plots beside it."""
+    for name in re.findall(SECTION, DOCUMENT.read_text(encoding="utf-8")):
+        file = RESULTS / f"{name[1]}.json"
+        if file.exists() and "rungs" in (result := json.loads(file.read_text(encoding="utf-8"))):
+            plot(result, DOCUMENT.with_name(f"{name[1]}.svg"))
     DOCUMENT.write_text(rendered(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
 
 
