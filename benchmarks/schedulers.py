@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from kaminari_core.bench import machine_facts, versions
+from kaminari_core.bench import measured_where
 from kaminari_core.config import EngineConfig
 from kaminari_core.errors import PromptTooLongError
 from kaminari_core.flow import Delta, Event, Failed, Finished, Message, Request, Result, TextPart
@@ -229,15 +229,18 @@ def main() -> None:
     found = {"gaps_ms": gap, "served": served, "ratios": {name: round(ratio, 3) for name, ratio in ratios.items()}}
     print(json.dumps(found, indent=1))
     if options.out:
-        report = {
-            "command": " ".join(["python", *sys.argv]),
-            "date": time.strftime("%Y-%m-%d"),
-            "machine": machine_facts(torch.device("cpu")),
-            "versions": versions(),
-            "settings": {name: value for name, value in vars(options).items() if name != "out"},
-            **found,
-        }
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        write(options, found)
+
+
+def write(options: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Write what was found, with the command, the machine and the settings, to `options.out`."""
+    report = {
+        **measured_where(torch.device("cpu")),
+        "command": " ".join(["python", *sys.argv]),
+        "settings": {name: value for name, value in vars(options).items() if name != "out"},
+        **found,
+    }
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
