@@ -42,10 +42,13 @@ _CONTINUES = bytes(range(0x80, 0xC0))
 
 
 def guard_for(request: Request, config: EngineConfig, tasks: Mapping[str, str]) -> LoopGuard | None:
-    """A guard for a request that wants one, or that has a reading task and does not say. Never where end tokens are ignored."""
+    """A guard for a request that wants one, or that has a reading task and does not say. Never where end tokens are ignored.
+
+    A reply that is held to a structure is guarded only where it is asked for: cut, it would no longer have the structure.
+    """
     wanted = request.loop_guard
     if wanted is None:
-        wanted = config.loop_guard and task_of(request, tasks) in READING
+        wanted = config.loop_guard and request.structure is None and task_of(request, tasks) in READING
     return LoopGuard() if wanted and not request.ignore_end else None
 
 
