@@ -227,6 +227,16 @@ def test_a_limit_that_cuts_nothing_off_leaves_a_complete_reply(echo: Engine) -> 
     assert (result.text, result.finish_reason, result.complete) == ("123", "length", True)
 
 
+def test_a_document_that_repeats_itself_is_no_loop_unless_the_request_says_so() -> None:
+    zeros = json.dumps([0] * 130)
+    held = Structure.json_schema({"type": "array", "items": {"const": 0}})
+    with open_engine(EchoModel, max_length=1024, max_tokens=500) as engine:
+        kept = engine.generate(ask(zeros, held, task="ocr"))
+        cut = engine.generate(ask(zeros, held, loop_guard=True))
+    assert (kept.text, kept.complete) == (zeros, True)
+    assert (cut.finish_detail, cut.complete) == ("loop", False)
+
+
 def test_a_cancelled_reply_is_not_complete() -> None:
     with open_engine(TinyModel, max_length=4096, max_tokens=4000) as engine:
         begun, ended = threading.Event(), threading.Event()

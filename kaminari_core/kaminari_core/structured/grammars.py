@@ -1,7 +1,7 @@
 """Compiles the structures of requests into constraints, once for each content. Used from worker threads.
 
 What a grammar lets through is narrower than JSON in one point: between two JSON tokens there may be one space, or one line
-break with up to 32 blanks or tabs. Nothing else bounds whitespace, and a model that falls into it would write it until its
+break with up to 16 blanks or tabs. Nothing else bounds whitespace, and a model that falls into it would write it until its
 token limit.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 MOST_GRAMMARS = 64
 """Compiled grammars that one engine keeps; beyond it, the one that was not used for longest is dropped."""
-WHITESPACE = r"( |\r?\n[ \t]{0,32})"
+WHITESPACE = r"( |\r?\n[ \t]{0,16})"
 # Otherwise text that the grammar leaves no choice about would have to be cut into tokens here instead of by the model.
 _HEADER = '%llguidance {"no_forcing": true}\nstart: '
 

@@ -21,7 +21,7 @@ class TokenTable:
     """The tokens of one model in the form that llguidance's TokenizerWrapper reads.
 
     Tokens without bytes (special ones, padding of the vocabulary) are never allowed, end tokens only where the grammar is
-    satisfied. One token more than the vocabulary's lies behind it, so that it is never chosen: the end token of a model without one.
+    satisfied. One token lies behind the vocabulary, so that it is never chosen: the end token of a model without one.
     """
 
     bos_token_id = None
