@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from kaminari_core.flow import Embedded, Prepared, Priority, Request, Sampling
-from kaminari_core.quantization.scheme import Codes, Scheme
+
+if TYPE_CHECKING:
+    from kaminari_core.quantization.scheme import Codes, Scheme
 
 Progress = Callable[[str, int, int], None]
 """Called as `progress(stage, done, total)` while something long runs."""

@@ -144,21 +144,14 @@ def load_weights(
     absent = {target: source for target, source in ties.items() if target in missing and source not in missing}
     _raise_for(directory, plan, [name for name in missing if name not in absent])
     setattr(module, _SOURCES, _sources(plan.copies, rules, absent))
-    plain = [copy for copy in plan.copies if copy.entry.dtype != CONVERTED]
-    parts = [
-        Part(copy.entry.name, copy.target, copy.rows[0] if copy.rows else 0)
-        for copy in plan.copies
-        if copy.entry.dtype == CONVERTED
-    ]
+    parts, plain = _parts(plan.copies), [copy for copy in plan.copies if copy.entry.dtype != CONVERTED]
     shared = shared_layers(packed, parts, ties, absent) if packed is not None else set()
     parts = [part for part in parts if part.target not in shared]
     layers = packed.swap(module, parts, layout) if packed is not None else {}
     if device.type == "meta":
         placed = {copy.target: torch.empty(expected[copy.target], device=device, dtype=dtype) for copy in plain}
     else:
-        total = sum(_bytes(copy.entry) for copy in plain)
-        total += sum(packed.bytes(part.name) for part in parts) if packed is not None else 0
-        report = _Report(progress, total)
+        report = _Report(progress, plain, parts, packed)
         placed = _copy_all(plain, expected, device, dtype, report)
         if packed is not None:
             fill_all(packed, layers, parts, device, dtype, report)
@@ -167,7 +160,7 @@ def load_weights(
     for target, source in ties.items():
         if target in shared:
             module.set_submodule(_owner(target), layers[_owner(source)])
-        elif not (_owner(target) in layers or _owner(source) in layers):
+        elif _owner(target) not in layers and _owner(source) not in layers:
             _tie(module, target, source, own=target not in absent, warn=target not in copies)
     left = [name for name, tensor in _tensors(module) if tensor.is_meta and device.type != "meta"]
     assert not left, f"tensors left on meta after loading: {left}"
@@ -189,6 +182,12 @@ def tensor_names(directory: Path) -> frozenset[str]:
 
 def _entries(directory: Path, packed: Packed | None) -> dict[str, Entry]:
     return read_entries(directory) | (packed.entries if packed is not None else {})
+
+
+def _parts(copies: Sequence[_Copy]) -> list[Part]:
+    """Those that come from the sidecar."""
+    converted = [copy for copy in copies if copy.entry.dtype == CONVERTED]
+    return [Part(copy.entry.name, copy.target, copy.rows[0] if copy.rows else 0) for copy in converted]
 
 
 def _sources(
@@ -311,8 +310,12 @@ def _fill(whole: Tensor, source: Any, run: _Run) -> None:
 class _Report:
     """Adds up what was read, and tells."""
 
-    def __init__(self, progress: Progress | None, total: int) -> None:
-        self._progress, self._total, self._done = progress, total, 0
+    def __init__(
+        self, progress: Progress | None, copies: Iterable[_Copy], parts: Iterable[Part], packed: Packed | None
+    ) -> None:
+        self._progress, self._done = progress, 0
+        self._total = sum(_bytes(copy.entry) for copy in copies)
+        self._total += sum(packed.bytes(part.name) for part in parts) if packed is not None else 0
 
     def __call__(self, size: int) -> None:
         self._done += size
