@@ -62,7 +62,10 @@ def choose(
         wanting = [index for index, live in enumerate(rows) if live.wants_logprobs]
         if not wanting:
             return chosen.tolist(), forbidden
-        own = token_logprobs(logits[wanting], chosen[wanting])
+        # Stacked, not indexed with a list: that would be copied to the device, and waited for.
+        own = token_logprobs(
+            torch.stack([logits[index] for index in wanting]), torch.stack([chosen[index] for index in wanting])
+        )
         # In one read, and exactly: doubles hold every token.
         read = torch.cat([chosen.double(), own.double()]).tolist()
     for index, values in zip(wanting, read[len(rows) :], strict=True):

@@ -23,7 +23,7 @@ from kaminari_core.tasks import task_of
 from kaminari_core.testing import END_TOKEN, TOKEN_BYTES, EchoModel
 from kaminari_core.text import ByteDetokenizer
 
-PIECES = [b"a", b"b", b".", b" ", b"_", b"\n", b"<td>", b"</td>", b"0", b"\xe2\x82", b"\xac", b"|"]
+PIECES = [b"a", b"b", b".", b" ", b"_", b"\n", b"<td>", b"</td>", b"0", b"\xe2\x82", b"\xac", b"|", b""]
 
 
 def tail_of(tokens: Sequence[int], period: int) -> int:
@@ -44,7 +44,7 @@ def loop_in(tokens: Sequence[int]) -> Repeat | None:
     for period in range(1, LONGEST + 1):
         length = tail_of(tokens, period)
         first = len(tokens) - length
-        characters = characters_in(b"".join(PIECES[token] for token in tokens[first:]))
+        characters = sum(characters_in(PIECES[token]) if PIECES[token] else 1 for token in tokens[first:])
         if length < 4 * period or characters < 256:
             continue
         if characters >= shortest_loop(b"".join(PIECES[token] for token in tokens[first : first + period])):

@@ -97,7 +97,8 @@ class LoopGuard:
         self._matches += 1
         self._matches *= self._tokens[end - LONGEST : end][::-1] == token
         self._tokens[end] = token
-        self._characters[end] = self._characters[end - 1] + len(data.translate(None, _CONTINUES))
+        # A token without text, such as a control token, fills no paper, but goes round in circles like any other.
+        self._characters[end] = self._characters[end - 1] + (len(data.translate(None, _CONTINUES)) if data else 1)
         self._bytes.append(data)
         self._end += 1
         if (self._matches >= (COPIES - 1) * self._periods).any():
