@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from typing import Any
 
 import jsonschema
 import pytest
 from pydantic import BaseModel, TypeAdapter
 
-from kaminari_core.errors import RequestError
+from kaminari_core.errors import RequestError, UsageError
 from kaminari_core.flow import Message, Request, TextPart
 from kaminari_core.structured.grammars import check_structure
 from kaminari_core.structured.schema import check_enforceable, close_objects
@@ -74,6 +75,19 @@ def test_what_no_grammar_can_be_made_of_is_refused_in_llguidances_words(structur
     assert words in message
     assert "%llguidance" not in message
     assert (caught.value.param, caught.value.code) == ("here", "invalid_structure")
+
+
+def test_an_explanation_is_no_page_of_its_own() -> None:
+    schema = {"allOf": [{"type": "string", "pattern": f"[{letter}]"} for letter in "abcdefghijklmnop"]}
+    with pytest.raises(RequestError) as caught:
+        check_structure(Structure.json_schema(schema))
+    assert len(str(caught.value)) < 500
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(UsageError, match=r"pip install 'kaminari-core\[structured\]'"):
+        check_structure(Structure.regex("a"))
 
 
 def test_a_request_with_a_structure_crosses_process_borders() -> None:

@@ -23,6 +23,8 @@ from kaminari_core.structured.vocabulary import build_tokenizer, require_llguida
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+MOST_WORDS = 400
+"""Characters of an explanation. Some of llguidance's show a whole automaton."""
 MOST_GRAMMARS = 64
 """Compiled grammars that one engine keeps; beyond it, the one that was not used for longest is dropped."""
 WHITESPACE = r"( |\r?\n[ \t]{0,16})"
@@ -113,4 +115,5 @@ def _refusal(structure: Structure, words: str) -> RequestError:
     """llguidance's words without the places in the grammar that was made around the structure."""
     words = re.sub(r"^(at )?\d+\(\d+\): (failed to compile JSON schema: )?", "", words)
     words = re.sub(r"\n +\d+ \| .*", "", words, flags=re.DOTALL).strip()
+    words = words if len(words) <= MOST_WORDS else words[:MOST_WORDS] + "..."
     return RequestError(f"{structure.name} cannot be enforced: {words}", param=structure.name, code=CODE)
