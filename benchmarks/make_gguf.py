@@ -125,10 +125,8 @@ def add_tokenizer(writer: GGUFWriter, checkpoint: Path, size: int) -> None:
     special = {added["content"]: added["id"] for added in tokenizer["added_tokens"]}
     by_id = {index: token for token, index in {**ids, **special}.items()}
     tokens = [by_id.get(index, f"<|unused_{index}|>") for index in range(size)]
-    kinds = [
-        TokenType.CONTROL if token in special else TokenType.NORMAL if token in ids else TokenType.UNUSED
-        for token in tokens
-    ]
+    # Those that stand for no text of the tokenizer are shown all the same: random weights choose them most of the time.
+    kinds = [TokenType.CONTROL if token in special else TokenType.NORMAL for token in tokens]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"]["merges"]]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")

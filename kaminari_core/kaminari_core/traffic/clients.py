@@ -91,7 +91,7 @@ class ServerClient:
                 self._note(answer, event)
         answer.ended = time.monotonic()
         if not answer.times:
-            raise ServerError("the server ended its answer without any text")
+            raise ServerError("the server ended an answer without any text; some drop one client for the next one")
         answer.tokens = answer.tokens or len(answer.times)
         return answer
 
@@ -99,7 +99,9 @@ class ServerClient:
         if "error" in event:
             raise ServerError(f"the server failed while it answered: {event['error']}")
         for choice in event.get("choices", ()):
-            if (choice.get("delta") or {}).get("content"):
+            delta = choice.get("delta") or {}
+            # A token may have no text of its own, which some servers send as an empty piece; with a role it is only a beginning.
+            if delta.get("content") or (delta.get("content") == "" and "role" not in delta):
                 answer.times.append(time.monotonic())
         if usage := event.get("usage"):
             answer.tokens, answer.prompt_tokens = usage["completion_tokens"], usage["prompt_tokens"]
