@@ -114,7 +114,7 @@ def test_one_scale_for_a_whole_row_is_split_into_groups(folders: dict[str, Path]
     layers = {stem: gptq_layer(one, 4) for stem, one in codes.items()}
     source = write(folders["tiny"], tmp_path / "public", GPTQ | {"group_size": -1, "desc_act": True}, layers)
     report = packer(source, tmp_path / "packed")
-    assert {stored.group for stored in report.stored.values()} == {64, 96, 128}
+    assert {stored.group for stored in report.stored.values()} == {32, 64, 128}
     wide = next(stem for stem, (_, columns) in stems.items() if columns == 128)
     assert tensors(tmp_path / "packed").keys().isdisjoint(f"{stem}.weight" for stem in stems)
     found = load_file(tmp_path / "packed" / "quantized.safetensors")

@@ -30,8 +30,8 @@ from kaminari_core.quantization.scheme import SMALLEST_GROUP, Codes, Scheme
 from kaminari_core.quantization.streams import read_tensor
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-LARGEST_GROUP = 128
-"""Larger groups are split, which repeats scales and changes no weight."""
+GROUPS = (128, 64, 32)
+"""The sizes that kernels know. Other groups are split into the largest that divides them, which changes no weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +226,8 @@ def _weight(
         raise CheckpointError(
             f"{stem} has {groups} groups over {shape[1]} columns; groups must be multiples of {SMALLEST_GROUP}"
         )
-    while group > LARGEST_GROUP and group % 2 == 0 and group // 2 % SMALLEST_GROUP == 0:
-        group //= 2
-    return PublicWeight(f"{stem}.weight", shape, Scheme(bits, group), headers, unpack)
+    fitting = next(size for size in GROUPS if group % size == 0)
+    return PublicWeight(f"{stem}.weight", shape, Scheme(bits, fitting), headers, unpack)
 
 
 def _check_order(name: str, order: Tensor | None) -> None:
