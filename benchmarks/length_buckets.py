@@ -20,16 +20,20 @@ import torch
 
 from kaminari_core.bench import machine_facts, versions
 from kaminari_core.cache import StaticCache
+from kaminari_core.checkpoint import resolve
 from kaminari_core.config import EngineConfig
 from kaminari_core.decode import DecodeCore
+from kaminari_core.launch import load_model
 from kaminari_core.progress import silent
-from kaminari_qwen3vl.model import load
+from kaminari_core.registry import load_registry
 
 
 def main() -> None:
     """Measure and print; write JSON with `--out`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--model", default="qwen3vl")
+    parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--kernels", default="auto", help="as the engine's setting")
     parser.add_argument("--live", type=int, default=200, help="tokens in the cache")
     parser.add_argument("--caches", default="512,4096", help="lengths of the short and the long cache")
     parser.add_argument("--steps", type=int, default=20, help="decode steps of one turn")
@@ -40,7 +44,10 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     short, long = map(int, options.caches.split(","))
     device = torch.device("cpu")
-    model = load(options.checkpoint, EngineConfig(device="cpu", max_length=long), device, silent)
+    registry = load_registry()
+    spec, folder = resolve(registry, options.model, options.checkpoint)
+    config = EngineConfig(device="cpu", max_length=long, kernels=options.kernels)
+    model, config = load_model(registry, spec, folder, config, silent)
 
     def core(length: int) -> DecodeCore:
         return DecodeCore(model, StaticCache(model.shape, 1, length, device, model.dtype), compile=True)
@@ -70,6 +77,8 @@ def main() -> None:
                 "live": options.live,
                 "steps": options.steps,
                 "rounds": options.rounds,
+                "kernels": config.kernels,
+                "quantizer": config.quantizer,
                 "dtype": str(model.dtype),
             },
             "shape": {"layers": model.shape.layers, "hidden": model.shape.hidden, "kv_heads": model.shape.kv_heads},

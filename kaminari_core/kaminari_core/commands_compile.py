@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
@@ -22,10 +24,19 @@ from kaminari_core.registry import Registry
     "--report", "measured", is_flag=True, help="Measure first which parts of the vision tower gain, and compile those."
 )
 @option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@option("--out", metavar="FILE", help="Write the figures as JSON, with machine, versions and settings.")
 @engine_options()
 @click.pass_obj
 def compile_(
-    registry: Registry, /, model: str, checkpoint: str | None, clear: bool, measured: bool, as_json: bool, **values: Any
+    registry: Registry,
+    /,
+    model: str,
+    checkpoint: str | None,
+    clear: bool,
+    measured: bool,
+    as_json: bool,
+    out: str | None,
+    **values: Any,
 ) -> None:
     """Compile a model's decode step ahead of time and keep it for later starts.
 
@@ -50,6 +61,12 @@ def compile_(
         first = start(registry, spec.name, str(folder), config, progress)
     found = report(first, start_again(spec.name, str(folder), config), parts)
     click.echo(json.dumps(found, indent=1) if as_json else _table(found))
+    if out:
+        from kaminari_core.bench import measured_where
+        from kaminari_core.placement import resolve_device
+
+        written = {**measured_where(resolve_device(config.device)), "config": asdict(config), **found}
+        Path(out).write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
 
 
 def _table(found: dict[str, Any]) -> str:
