@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--kernels", nargs="+", default=["plain", "auto"])
+    parser.add_argument("--kernels", nargs="+", default=["plain", "own"])
     parser.add_argument("--work", type=Path, help="where packed checkpoints are made, a few gigabytes in all")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

@@ -5,7 +5,7 @@
 
 Prints one row per way: size of the checkpoint, mean relative error of the converted weights, mean relative error of the layers'
 outputs on the calibration pages, character error rate and lines read exactly. `plain` kernels compute with the weights alone,
-`auto` is what the machine has, whose own kernels round activations to 8 bits as well.
+`own` ones round activations to 8 bits as well.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", default="tiny")
     parser.add_argument("--set", type=Path, required=True, dest="folder")
     parser.add_argument("--calibrate", type=Path, required=True)
-    parser.add_argument("--kernels", nargs="+", default=["plain", "auto"])
+    parser.add_argument("--kernels", nargs="+", default=["plain", "own"])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     registry = load_registry()
@@ -59,7 +59,8 @@ def main() -> None:
             for kernels in options.kernels:
                 score = read(registry, options.model, folder, options.folder, kernels)
                 rows.append({**known, "way": way, "kernels": kernels, "cer": score.cer, **asdict(score)})
-                print(line(rows[-1]), flush=True)
+                print(f"{way}, {kernels}: {score.cer:.2%}", file=sys.stderr, flush=True)
+    print(table(rows, options.kernels))
     if options.out is not None:
         settings = {"model": options.model, "checkpoint": options.checkpoint, "set": options.folder.name}
         report = {**facts(), **settings, "results": rows}
@@ -136,14 +137,19 @@ def read(registry: Registry, model: str, checkpoint: str, folder: Path, kernels:
     return score
 
 
-def line(row: dict[str, Any]) -> str:
-    """One row of the table in docs/quantization.md."""
-    errors = [f"{row[key]:.1%}" if key in row else "" for key in ("error", "output_error")]
-    cells: Sequence[str] = (
-        row["way"], row["kernels"], f"{row['bytes'] / 1e6:.2f}", *errors, f"{row['cer']:.2%}",
-        f"{row['exact_lines']} of {row['lines']}",
-    )  # fmt: skip
-    return "| " + " | ".join(cells) + " |"
+def table(rows: Sequence[dict[str, Any]], kernels: Sequence[str]) -> str:
+    """The table in docs/quantization.md: one row per way, one column of error rates per choice of kernels."""
+    lines = [
+        f"| weights | MB | weight error | output error |{''.join(f' CER, {name} kernels |' for name in kernels)} exact lines |",
+        "|" + " --- |" * (5 + len(kernels)),
+    ]
+    for way in dict.fromkeys(row["way"] for row in rows):
+        found = [row for row in rows if row["way"] == way]
+        errors = [f"{found[0][key]:.1%}" if key in found[0] else "" for key in ("error", "output_error")]
+        rates = [f"{row['cer']:.2%}" for row in found]
+        exact = f"{found[0]['exact_lines']} of {found[0]['lines']}"
+        lines.append("| " + " | ".join([way, f"{found[0]['bytes'] / 1e6:.2f}", *errors, *rates, exact]) + " |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
