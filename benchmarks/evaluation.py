@@ -32,7 +32,7 @@ STUDIES = {
     "kinds": Study("line=60 receipt=20 form=20 table=20 text=20 long=2 blank=10", "", "--visual-tokens 128"),
     "damage": Study("line=30 receipt=10 form=10 text=10", "all", ""),
     "sweep": Study(
-        "line=12 receipt=6 form=4 table=3 text=4",
+        "line=12 receipt=6 form=4 table=3 text=4 tall=3",
         "",
         "--sweep quantizer=none,int8,int4 tokens=64,128,256,512 sizing=bucket,exact",
     ),
@@ -69,10 +69,10 @@ def main() -> None:
                 kaminari, "eval", "--model", model, "--checkpoint", "tiny", "--set", folder, "--out", out,
                 *study.options.split(),
             )  # fmt: skip
-            # Each page with its text, and their pictures, are for reading once; what is kept are figures.
-            for file in (out / "eval.json", out / "eval.html"):
-                if file.is_file():
-                    file.rename(folder / f"{model}-{file.name}")
+            # Each page with its text, and their pictures, are for reading once; what is kept are figures, and one set of plots.
+            once = [*out.glob("eval.json"), *out.glob("*.html"), *(out.glob("*.svg") if name != "sweep" else ())]
+            for file in once:
+                file.rename(folder / f"{model}-{file.name}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -64,6 +64,11 @@ def draw_receipt_page(words: Words, style: Style, random: np.random.Generator, e
     fields["Total"] = _money(total)
     rows.append(Row("Total:", fields["Total"]))
     return Page("receipt", draw_rows(rows, style, random, width, PITCH), fields)
+
+
+def draw_tall_receipt(words: Words, style: Style, random: np.random.Generator) -> Page:
+    """Print a receipt of fourteen entries, about two and a half times as tall as wide."""
+    return replace(draw_receipt_page(words, style, random, entries=14), kind="tall")
 
 
 def draw_form(words: Words, style: Style, random: np.random.Generator, count: int = 5) -> Page:
@@ -156,6 +161,7 @@ KINDS: Final[Mapping[str, Callable[[Words, Style, np.random.Generator], Page]]] 
         "text": draw_text,
         "long": draw_long_receipt,
         "blank": draw_blank,
+        "tall": draw_tall_receipt,
     }
 )
 
