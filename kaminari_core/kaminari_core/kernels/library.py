@@ -154,4 +154,5 @@ def _run(command: Sequence[str]) -> None:
         raise BuildError(f"{command[0]} did not end within {_SECONDS} s") from error
     if done.returncode != 0:
         said = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines()
-        raise BuildError(f"{command[0]} failed with exit code {done.returncode}: {' '.join(said[:2])[:500]}")
+        reason = " ".join(said[:2])[:500] or "it said nothing"
+        raise BuildError(f"{command[0]} failed with exit code {done.returncode}: {reason}")
