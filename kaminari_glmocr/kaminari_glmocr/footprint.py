@@ -113,7 +113,7 @@ def _tensor(name: str, shape: tuple[int, ...]) -> StoredTensor:
 
 
 def _tower_bytes(vision: VisionConfig, size: int) -> int:
-    """Bytes per patch at the worst moment of the tower of transformers, in a dtype of `size` bytes.
+    """Bytes per patch at the worst moment of the tower, in a dtype of `size` bytes.
 
     There are three candidates. Patches are cast before they are embedded; rotating queries and keys is done in float32, beside
     the unrotated ones; the gated MLP holds its intermediate three times. cos and sin in float32 stay alive meanwhile.
@@ -124,6 +124,6 @@ def _tower_bytes(vision: VisionConfig, size: int) -> int:
     values = vision.channels * vision.temporal_patch_size * vision.patch_size**2
     embedding = hidden * size + (values * size if cast else 0)
     kept = 2 * 4 * hidden // settings.get("num_heads", int)
-    rotation = hidden * (7 * size + 2 * cast + 4 * 4) + kept
+    rotation = hidden * (7 * size + cast + 4 * 4) + kept
     mlp = 3 * hidden * size + 3 * intermediate * size + kept
     return max(embedding, rotation, mlp)

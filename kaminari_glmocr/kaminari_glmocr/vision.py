@@ -39,5 +39,7 @@ class VisionTower(StockTower):
         """The features of one picture, (visual tokens, decoder hidden size)."""
         weight = self.tower.patch_embed.weight
         grid = torch.tensor([patches.grid], device=weight.device)
-        features: Tensor = self.tower(patches.values.to(weight.device), grid_thw=grid, return_dict=True).pooler_output
+        features: Tensor = self.tower(
+            patches.values.to(weight.device, non_blocking=True), grid_thw=grid, return_dict=True
+        ).pooler_output
         return features

@@ -106,7 +106,7 @@ def _tensor(name: str, shape: tuple[int, ...]) -> StoredTensor:
 
 
 def _tower_bytes(vision: VisionConfig, size: int) -> int:
-    """Bytes per patch at the worst moment of the tower of transformers, in a dtype of `size` bytes.
+    """Bytes per patch at the worst moment of the tower, in a dtype of `size` bytes.
 
     There are four candidates. Patches are cast before they are embedded; adding position embeddings interpolates four rows in
     float32 (a CPU casts them first); rotating queries and keys is done in float32; the MLP holds its intermediate twice. What
@@ -120,6 +120,6 @@ def _tower_bytes(vision: VisionConfig, size: int) -> int:
     features = len(vision.deepstack_layers) * vision.out_hidden * size // vision.merge_size**2
     kept = 4 * hidden + 2 * 4 * hidden // settings.get("num_heads", int) + features
     positions = hidden * (size + 4 * size + 4 * 4 + 4 * cast)
-    rotation = hidden * (5 * size + 2 * cast + 4 * 4) + kept
+    rotation = hidden * (6 * size + cast + 4 * 4) + kept
     mlp = 3 * hidden * size + 2 * intermediate * size + kept
     return max(embedding, positions, rotation, mlp)

@@ -39,5 +39,5 @@ class VisionTower(StockTower):
         """The features of one picture and its deepstack features, each (visual tokens, decoder hidden size)."""
         weight = self.tower.patch_embed.weight
         grid = torch.tensor([patches.grid], device=weight.device)
-        output = self.tower(patches.values.to(weight.device), grid_thw=grid, return_dict=True)
+        output = self.tower(patches.values.to(weight.device, non_blocking=True), grid_thw=grid, return_dict=True)
         return output.pooler_output, list(output.deepstack_features)
