@@ -25,6 +25,7 @@ from kaminari_core.options import engine_config, engine_options, model_options, 
 from kaminari_core.progress import terminal_progress
 from kaminari_core.registry import Registry, unknown_name
 from kaminari_core.specs import ModelSpec
+from kaminari_core.structured.command_line import read_structure, structure_options
 from kaminari_core.tasks import fill
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ RESULT_SETTINGS = ("visual_tokens", "sizing", "max_tokens", "dtype", "quantizer"
     metavar="JSON|FILE",
     help="What a task such as extract is to read: a JSON object of empty strings, or a file of it.",
 )
+@structure_options
 @option("--pages", metavar="RANGES", help="Pages of each document, such as 1-3,7 or 4-.  [default: all]")
 @option(
     "--dpi", type=click.FloatRange(10, 2400), default=200, show_default=True, help="How finely PDF pages are drawn."
@@ -148,10 +150,12 @@ def _question(spec: ModelSpec, values: dict[str, Any], format: Format) -> Questi
     from kaminari_core.documents.pages import Question
 
     task, template = values.pop("task"), values.pop("template")
+    held = {name: values.pop(name) for name in ("schema", "regex", "json_object", "strict")}
     if task not in spec.tasks:
         raise UnknownNameError(unknown_name(f"task of {spec.name}", task, spec.tasks))
+    fields = None if template is None else read_template(template)
     try:
-        prompt = fill(task, spec.tasks[task], None if template is None else read_template(template))
+        prompt = fill(task, spec.tasks[task], fields)
     except RequestError as error:
         raise UsageError(f"--template: {error}") from error
     return Question(
@@ -160,6 +164,7 @@ def _question(spec: ModelSpec, values: dict[str, Any], format: Format) -> Questi
         blank_check=values.pop("blank_check"),
         split=values.pop("split"),
         confidence=format in ("json", "jsonl"),
+        structure=read_structure(**held, template=fields),
     )
 
 
@@ -184,6 +189,8 @@ def _config(question: Question, values: dict[str, Any]) -> EngineConfig:
 def _settings(spec: ModelSpec, folder: Path, question: Question, config: EngineConfig) -> dict[str, Any]:
     """What the text of a page depends on, beside the page."""
     asked = {name: getattr(question, name) for name in ("prompt", "blank_check", "split", "confidence")}
+    if question.structure is not None:
+        asked |= {"structure": [question.structure.kind, question.structure.text]}
     return {"model": spec.name, "checkpoint": _fingerprint(folder), **asked} | {
         name: getattr(config, name) for name in RESULT_SETTINGS
     }

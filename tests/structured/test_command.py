@@ -81,6 +81,29 @@ def test_a_template_holds_where_it_is_strict(run: Run) -> None:
     assert re.match(r'\{\s*"shop"\s*:\s*"', held.stdout)
 
 
+def test_pages_of_a_folder_are_read_within_a_structure(tmp_path: Path) -> None:
+    pages, schema = (
+        tmp_path / "pages",
+        {"type": "object", "properties": {"paid": {"type": "boolean"}}, "required": ["paid"]},
+    )
+    pages.mkdir()
+    for name in ("a.png", "b.png"):
+        (pages / name).write_bytes(PICTURE.read_bytes())
+    registry = load_registry(only=frozenset({"core", "qwen3vl"}))
+    words = ["read", "--model", "qwen3vl", "--checkpoint", "tiny", "--no-compile", str(pages), "--format", "jsonl"]
+    done = CliRunner().invoke(program(registry), [*words, "--schema", json.dumps(schema)])
+    assert done.exit_code == 0, done.output
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(records) == 2
+    for record in records:
+        assert isinstance(json.loads(record["text"])["paid"], bool)
+        assert (record["status"], record["complete"]) == ("read", True)
+        # What was forced on the model shows in its confidence, which is that of its own logits.
+        assert [field["path"] for field in record["fields"]] == ["/paid"]
+    free = CliRunner().invoke(program(registry), [*words, "--max-tokens", "8"])
+    assert ["complete" in json.loads(line) for line in free.stdout.splitlines()] == [False, False]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -36,9 +36,11 @@ from kaminari_core.flow import (
     Usage,
 )
 from kaminari_core.protocols import ModelShape
+from kaminari_core.structured.structure import Structure
 
 logger = logging.getLogger(__name__)
 Status = Literal["read", "blank", "failed"]
+OWN_ENDS: Final[frozenset[FinishDetail]] = frozenset({"end_token", "structure_complete"})
 LINE_TASKS: Final = frozenset({"ocr"})
 """Tasks whose answer is lines, so that those of a page's pieces can be joined. Of a table or a JSON object, half is no answer."""
 NOTHING_USED: Final = Usage(0, 0, 0)
@@ -49,7 +51,7 @@ class Question:
     """What is asked of each page. `task` is the name of the task that `prompt` belongs to.
 
     `blank_check` leaves blank pages unasked, `split` cuts long ones where the task allows it, `confidence` asks how sure the
-    model is of each line.
+    model is of each line. A page whose text is held to a `structure` is never cut.
     """
 
     task: str
@@ -60,6 +62,7 @@ class Question:
     max_tokens: int | None = None
     priority: Priority = "batch"
     timeout: float | None = None
+    structure: Structure | None = None
 
     def request(self, picture: ImagePart) -> Request:
         """The engine's request for a page or a piece of one."""
@@ -70,6 +73,7 @@ class Question:
             timeout=self.timeout,
             task=self.task,
             confidence=self.confidence,
+            structure=self.structure,
         )
 
 
@@ -117,6 +121,11 @@ class PageResult:
     results: tuple[Result, ...] = ()
     """The engine's own, one for each piece that was asked for."""
 
+    @property
+    def complete(self) -> bool | None:
+        """Whether the text has the structure that was asked for; None where none was, and for a page that was not asked."""
+        return self.results[0].complete if self.results else None
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:
@@ -145,7 +154,7 @@ class Ready:
         texts = ["" if result is None else result.text for result in of_pieces]
         joined = join_pieces(texts, shared)
         # What is worth knowing of the ends: the first that was not the model's own.
-        end = next((each for each in results if each.finish_detail != "end_token"), results[0])
+        end = next((each for each in results if each.finish_detail not in OWN_ENDS), results[0])
         return self._result(
             "read",
             of_pieces,
@@ -223,7 +232,7 @@ class PageReader:
 
     def _pieces(self, sheet: Sheet) -> tuple[Piece, ...]:
         width, height = sheet.image.size
-        wanted = self.question.split and self.question.task in LINE_TASKS
+        wanted = self.question.split and self.question.task in LINE_TASKS and self.question.structure is None
         tallest = tallest_piece(width, height, self.shape, self.config) if wanted else None
         return (Piece(0, height),) if tallest is None else cut(sheet.image, tallest)
 

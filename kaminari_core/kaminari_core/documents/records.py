@@ -3,6 +3,8 @@
     {"path", "page", "pages", "status", "text", "error", "finish_reason", "finish_detail", "usage", "confidence", "lines",
      "fields", "seen", "pieces", "seconds", "sha256", "id"}
 
+`complete` is there as well where the text was held to a structure.
+
 The identity of a page (`id`) is made of its path, the hash of the file, its number and the settings that its text depends on:
 when one of them is another, it is another page.
 """
@@ -34,7 +36,7 @@ def page_record(result: PageResult) -> Record:
     from kaminari_core.documents.pages import page_confidence
 
     sure = page_confidence(result)
-    return {
+    record = {
         "path": result.name,
         "page": result.page,
         "pages": result.pages,
@@ -51,6 +53,7 @@ def page_record(result: PageResult) -> Record:
         "pieces": [dataclasses.asdict(piece) for piece in result.pieces],
         "seconds": round(result.seconds, 3),
     }
+    return record if result.complete is None else {**record, "complete": result.complete}
 
 
 def error_record(error: KaminariError) -> Record:
