@@ -26,7 +26,8 @@ CEILING: Final = 40
 """Contrast that is not asked whether it is noise: noise of a standard deviation of 20 has less."""
 STANDS_OUT: Final = 6.5
 """Standard deviations; of the 10 million places of a page, chance reaches 5.5."""
-SKEW: Final = 0.25
+SKEW: Final = 0.4
+"""The third moment over the 1.5th power of the second: 0 for noise, and less far from it than this where white cuts it off."""
 KURTOSIS: Final = (2.5, 3.8)
 """The fourth moment over the squared second one, which is 3 for noise."""
 UNEVEN: Final = 1.5
