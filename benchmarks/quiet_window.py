@@ -78,6 +78,19 @@ def measurements(llamacpp: str) -> list[Step]:
     steps.append(ladder("glmocr", 360))
     compiling = [KAMINARI, "compile", "--model", "qwen3vl", "--checkpoint", head, "--report", "--clear", "--slots", "1"]
     compiling += ["--max-length", "512", "--out", f"{RESULTS}/compile_2b.json"]
+    held = [
+        python,
+        "benchmarks/structured.py",
+        "--checkpoint",
+        head,
+        "--rows",
+        "1,4",
+        "--tokens",
+        "24",
+        "--rounds",
+        "5",
+    ]
+    steps.append(Step("structured", [*held, "--out", f"{RESULTS}/structured.json"], 300))
     steps.append(Step("compile", compiling, 400))
     return steps
 
