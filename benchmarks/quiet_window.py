@@ -75,22 +75,11 @@ def measurements(llamacpp: str) -> list[Step]:
     steps.append(Step("length buckets", [*buckets, "--out", f"{RESULTS}/length_buckets.json"], 180))
     curve = [python, "benchmarks/concurrency.py", "--checkpoint", head, "--seconds", "200"]
     steps.append(Step("concurrency", [*curve, "--out", f"{RESULTS}/concurrency.json"], 300))
+    held = [python, "benchmarks/structured.py", "--checkpoint", head, "--tokens", "24", "--rounds", "5"]
+    steps.append(Step("structured", [*held, "--out", f"{RESULTS}/structured.json"], 300))
     steps.append(ladder("glmocr", 360))
     compiling = [KAMINARI, "compile", "--model", "qwen3vl", "--checkpoint", head, "--report", "--clear", "--slots", "1"]
     compiling += ["--max-length", "512", "--out", f"{RESULTS}/compile_2b.json"]
-    held = [
-        python,
-        "benchmarks/structured.py",
-        "--checkpoint",
-        head,
-        "--rows",
-        "1,4",
-        "--tokens",
-        "24",
-        "--rounds",
-        "5",
-    ]
-    steps.append(Step("structured", [*held, "--out", f"{RESULTS}/structured.json"], 300))
     steps.append(Step("compile", compiling, 400))
     return steps
 
