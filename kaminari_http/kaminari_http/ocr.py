@@ -30,7 +30,7 @@ from kaminari_http.form import FILE, is_form, read_form
 from kaminari_http.native import DEFAULT_TASK
 from kaminari_http.ocr_job import OcrJob
 from kaminari_http.requests import task_prompt
-from kaminari_http.sse import named_event, open_stream
+from kaminari_http.sse import FIRST_EVENT_SECONDS, EventStream, named_event
 from kaminari_http.wire import GenerateUsage
 from kaminari_http.wire_ocr import OcrOptions, OcrPage, OcrReply, OcrRequest, OcrSummary, PageConfidence
 
@@ -56,11 +56,21 @@ async def read_document(request: HttpRequest) -> Response:
     job = OcrJob(engine, model, reader, document, numbers, service.metrics, request_id(request))
     reply = _Reply(job, model, asked.task or DEFAULT_TASK, document, len(numbers))
     if asked.stream:
-        return await open_stream(job, reply.events())
+        return await _stream(request, job, reply)
     try:
         return json_reply(await unless_client_leaves(request.receive, reply.complete()))
     finally:
         job.cancel()
+
+
+async def _stream(request: HttpRequest, job: OcrJob, reply: _Reply) -> Response:
+    """The pages as events. Until the first of them, which may take long, nothing else listens for a client that leaves."""
+    try:
+        await unless_client_leaves(request.receive, job.first(FIRST_EVENT_SECONDS))
+    except BaseException:
+        job.cancel()
+        raise
+    return EventStream(job, reply.events())
 
 
 async def _asked(request: HttpRequest, service: Service) -> tuple[OcrOptions, bytes | str]:

@@ -11,6 +11,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
 from kaminari_core.errors import KaminariError
+from kaminari_http.call import Call
 from kaminari_http.errors import failure_of
 
 logger = logging.getLogger(__name__)
@@ -35,12 +36,8 @@ class Streamed(Protocol):
 
     http_id: str
 
-    async def first(self, patience: float) -> None:
-        """See Call."""
-        ...
-
     def cancel(self) -> None:
-        """See Call."""
+        """End what is still running; harmless when nothing is."""
         ...
 
 
@@ -58,7 +55,7 @@ class EventStream(EventSourceResponse):
             self._call.cancel()
 
 
-async def open_stream(call: Streamed, events: AsyncIterator[bytes]) -> EventStream:
+async def open_stream(call: Call, events: AsyncIterator[bytes]) -> EventStream:
     """Answer with `events` of a call. Raises the failure of a request that fails before the first event."""
     try:
         await call.first(FIRST_EVENT_SECONDS)
