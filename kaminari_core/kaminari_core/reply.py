@@ -98,7 +98,7 @@ class Reply:
         text = self._detokenizer.push(token)
         self._push(text)
         held = 0
-        if self._guard is not None and not self._stops.hit:
+        if self._guard is not None and not (self._stops.hit or last):
             self._decoded += len(text)
             self._marks.append(self._decoded)
             held = self._guard.push(token, data)

@@ -19,6 +19,7 @@ from kaminari_core.evidence.loops import LONGEST, LoopGuard, guard_for, shortest
 from kaminari_core.flow import Delta, Finished, ImagePart, Message, Request, Result, Sampling, TextPart
 from kaminari_core.reply import Reply
 from kaminari_core.scheduler import ContinuousScheduler
+from kaminari_core.structured.structure import Structure
 from kaminari_core.tasks import task_of
 from kaminari_core.testing import END_TOKEN, TOKEN_BYTES, EchoModel
 from kaminari_core.text import ByteDetokenizer
@@ -264,6 +265,19 @@ def test_an_engine_ends_a_loop_the_same_way_with_guesses_and_without(draft: str,
     assert [line.text for line in result.confidence.lines] == ["Invoice 12", "Milk 1.20"]
     if draft != "none":
         assert result.drafts.accepted > 100, "several tokens a step did pass the guard"
+
+
+def test_a_structure_that_allows_a_loop_is_not_complete_when_it_is_cut_and_is_when_it_ends() -> None:
+    structure = Structure.regex(r"Invoice 12\n(Milk 1.20\n)*")
+    kept, _, _ = served(ask("Read this:", structure=structure))
+    assert (kept.finish_detail, kept.complete) == ("end_token", True), "a structure is not cut unless that is asked for"
+    cut, _, _ = served(ask("Read this:", structure=structure, loop_guard=True))
+    assert (cut.finish_detail, cut.complete) == ("loop", False)
+    # The 51st copy is the last that fits the pattern and makes the repetition long enough.
+    ending = Structure.regex(r"Invoice 12\n(Milk 1.20\n){51}M")
+    whole, _, _ = served(ask("Read this:", structure=ending, loop_guard=True))
+    assert (whole.finish_detail, whole.complete) == ("structure_complete", True)
+    assert whole.text == SCRIPT[: 11 + 51 * 10 + 1]
 
 
 def test_without_a_guard_the_same_reply_goes_on() -> None:
