@@ -256,6 +256,8 @@ def _note(record: Record, bar: tqdm[Never]) -> None:
 
     if record["status"] == "failed":
         bar.write(f"failed: {title(record)}: {record['error']['message']}", file=sys.stderr)
+    elif record["finish_detail"] == "loop":
+        bar.write(f"note: {title(record)}: the reply began to repeat itself and was ended", file=sys.stderr)
     elif record["finish_reason"] == "length":
         flag = "--max-tokens" if record["finish_detail"] == "max_tokens" else "--max-length"
         bar.write(f"note: {title(record)}: the reply was cut at a limit ({flag})", file=sys.stderr)

@@ -54,7 +54,10 @@ class Output(Protocol):
 
 @dataclass(slots=True)
 class Tally:
-    """How many pages went in and what became of them; `before` are those of an earlier run, `cut` those that a limit ended."""
+    """How many pages went in and what became of them.
+
+    `before` are those of an earlier run, `cut` those that a limit or a loop ended.
+    """
 
     taken: int = 0
     read: int = 0
@@ -67,7 +70,7 @@ class Tally:
         """Count what became of a page."""
         status = record["status"]
         setattr(self, status, getattr(self, status) + 1)
-        self.cut += record["finish_reason"] == "length"
+        self.cut += record["finish_reason"] == "length" or record["finish_detail"] == "loop"
 
     @property
     def done(self) -> int:
@@ -77,7 +80,7 @@ class Tally:
     def __str__(self) -> str:
         pages = "1 page" if self.done == 1 else f"{self.done} pages"
         before = f" ({self.before} of them before)" if self.before else ""
-        cut = f"; {self.cut} cut at a limit" if self.cut else ""
+        cut = f"; {self.cut} not read to the end" if self.cut else ""
         return f"{pages} = {self.read} read + {self.blank} blank + {self.failed} failed{before}{cut}"
 
 
