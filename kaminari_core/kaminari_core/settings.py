@@ -17,6 +17,7 @@ from kaminari_core.config import EngineConfig
 from kaminari_core.errors import CheckpointError
 from kaminari_core.flow import Sampling
 from kaminari_core.headers import read_json
+from kaminari_core.quantization.manifest import METHOD, is_packed
 
 if TYPE_CHECKING:
     from kaminari_core.patches import ImageProcessor
@@ -108,14 +109,15 @@ _KINDS: Mapping[type, str] = {
 
 
 def read_top(directory: Path, model_types: tuple[str, ...]) -> Section:
-    """config.json of a checkpoint that one of `model_types` serves, with weights that are not quantized."""
+    """config.json of a checkpoint that one of `model_types` serves, with weights that are not quantized, or packed by us."""
     top = Section.read(directory, "config.json")
     model_type = top.get("model_type", str)
     if model_type not in model_types:
         raise CheckpointError(
             f"{top.where} has model_type {model_type!r}; this package serves {', '.join(model_types)}"
         )
-    if top.values.get("quantization_config") is not None:
+    settings = top.values.get("quantization_config")
+    if settings is not None and not (is_packed(directory) and settings.get("quant_method") == METHOD):
         raise CheckpointError(
             f"{top.where} has a quantization_config. GPTQ, AWQ and compressed-tensors checkpoints are repacked once with "
             f"`kaminari quantize --model {directory} --quantizer int4 --out {directory}-int4`; for any other, use the "

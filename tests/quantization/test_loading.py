@@ -36,6 +36,9 @@ def full_again(packed: Path, out: Path) -> Path:
     for file in packed.iterdir():
         if file.suffix != ".safetensors" and file.name != "quantized.json":
             (out / file.name).write_bytes(file.read_bytes())
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    del config["quantization_config"]
+    (out / "config.json").write_text(json.dumps(config), encoding="utf-8")
     values, sidecar = tensors(packed), load_file(packed / "quantized.safetensors")
     for name, entry in manifest(packed)["tensors"].items():
         codes = sidecar[f"{name}.codes"]
@@ -142,6 +145,11 @@ def flip(folder: Path) -> None:
     (folder / "quantized.safetensors").write_bytes(data)
 
 
+def only_the_rest(folder: Path) -> None:
+    (folder / "quantized.json").unlink()
+    (folder / "quantized.safetensors").unlink()
+
+
 def other_kept(folder: Path) -> None:
     save_file(tensors(folder), folder / "model.safetensors", metadata={"kaminari_source": "f" * 64})
 
@@ -150,6 +158,7 @@ Q = "model.language_model.layers.0.self_attn.q_proj.weight"
 PROBLEMS: list[tuple[str, Callable[[Path], object], str]] = [
     ("no manifest", lambda folder: (folder / "quantized.json").unlink(), r"has quantized\.safetensors but no quantized\.json"),
     ("no sidecar", lambda folder: (folder / "quantized.safetensors").unlink(), r"has no quantized\.safetensors"),
+    ("nothing but the rest", only_the_rest, r"config\.json has a quantization_config"),
     ("no kept weights", lambda folder: (folder / "model.safetensors").unlink(), r"has no model\.safetensors"),
     ("manifest cut", cut("quantized.json", 50), r"quantized\.json is not a JSON file"),
     ("sidecar cut", cut("quantized.safetensors", 10), r"quantized\.safetensors is incomplete: its header says \d+ bytes"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,9 @@ def test_the_other_files_come_along(folders: dict[str, Path], packed: dict[str, 
     assert names == small | {"model.safetensors", "quantized.safetensors", "quantized.json"}
     for name in small - {"config.json"}:
         assert (packed["tiny"] / name).read_bytes() == (folders["tiny"] / name).read_bytes()
+    config = json.loads((packed["tiny"] / "config.json").read_text(encoding="utf-8"))
+    assert config.pop("quantization_config") == {"quant_method": "kaminari", "quantizer": "int4"}
+    assert config == json.loads((folders["tiny"] / "config.json").read_text(encoding="utf-8"))
 
 
 def test_a_tied_head_is_converted_beside_its_embedding(folders: dict[str, Path], packed: dict[str, Path]) -> None:

@@ -24,6 +24,8 @@ MANIFEST = "quantized.json"
 SIDECAR = "quantized.safetensors"
 KEPT = "model.safetensors"
 FORMAT = "kaminari-quantized"
+METHOD = "kaminari"
+"""The `quant_method` of a packed directory's config.json."""
 VERSION = 1
 """Of the format. A reader takes its own version and no other."""
 FINGERPRINT = "kaminari_source"

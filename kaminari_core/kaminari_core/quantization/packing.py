@@ -23,7 +23,7 @@ from kaminari_core.headers import TensorHeader, few
 from kaminari_core.progress import silent
 from kaminari_core.protocols import Model, Progress, Quantizer, ScaleSearch
 from kaminari_core.quantization.linear import QuantizedLinear
-from kaminari_core.quantization.manifest import FINGERPRINT, KEPT, PARTS, SIDECAR, Manifest, Origin, Stored
+from kaminari_core.quantization.manifest import FINGERPRINT, KEPT, METHOD, PARTS, SIDECAR, Manifest, Origin, Stored
 from kaminari_core.quantization.scheme import Codes, Scheme, pack_nibbles
 from kaminari_core.quantization.selection import Target, networks, targets
 from kaminari_core.quantization.source import SourceCheckpoint, free_bytes
@@ -163,7 +163,8 @@ def _write(
     report: Report,
     progress: Progress,
 ) -> None:
-    source.write_small_files(directory)
+    # Other programs refuse it then, or warn at least, instead of filling in what they miss with random numbers.
+    source.write_small_files(directory, {"quant_method": METHOD, "quantizer": order.name})
     converted = {job.name for job in jobs}
     kept = sorted(set(source.full) - converted)
     names = [f"{job.name}.{part}" for job in jobs for part in PARTS]

@@ -50,11 +50,12 @@ class SourceCheckpoint:
         found = {file for pattern in _COPIED for file in self.directory.glob(pattern) if file.is_file()}
         return sorted(file for file in found if file.name not in (CONFIG, *_LEFT))
 
-    def write_small_files(self, directory: Path) -> None:
-        """Copy them, and write config.json as a model that is not quantized has it."""
+    def write_small_files(self, directory: Path, mark: Mapping[str, Any] | None = None) -> None:
+        """Copy them, and write config.json as a model that is not quantized has it, or with `mark` as its quantization."""
         for file in self.small_files():
             (directory / file.name).write_bytes(file.read_bytes())
-        text = json.dumps(self.config, indent=2, ensure_ascii=False)
+        config = self.config if mark is None else {**self.config, _SETTINGS[0]: mark}
+        text = json.dumps(config, indent=2, ensure_ascii=False)
         (directory / CONFIG).write_text(text + "\n", encoding="utf-8")
 
     def write_hollow(self, directory: Path) -> None:
