@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--ways", type=int, nargs="+", default=range(len(WAYS)), help="numbers of those to try, from 0")
     parser.add_argument("--kernels", nargs="+", default=["plain", "own"])
     parser.add_argument("--work", type=Path, help="where packed checkpoints are made, a few gigabytes in all")
     parser.add_argument("--out", type=Path)
@@ -66,7 +67,7 @@ def main() -> None:
     registry = load_registry()
     rows: list[dict[str, Any]] = []
     tokens, full = run(registry, options.model, options.checkpoint, options, "plain", None)
-    for quantizer, group, scale, head in WAYS:
+    for quantizer, group, scale, head in (WAYS[number] for number in options.ways):
         with tempfile.TemporaryDirectory(dir=options.work) as name:
             target = Path(name) / "packed"
             pack_one(registry, options.model, options.checkpoint, target, (quantizer, group, scale, head))
@@ -77,11 +78,17 @@ def main() -> None:
                     **compared(logits, full),
                 })  # fmt: skip
                 print(line(rows[-1]), flush=True)
-    if options.out is not None:
-        settings = {"model": options.model, "checkpoint": Path(options.checkpoint).name, "steps": options.steps}
-        report = {**facts(), **settings, "results": rows}
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+                write(rows, options)
+
+
+def write(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    """Write what there is so far: large checkpoints take minutes for each row."""
+    if options.out is None:
+        return
+    settings = {"model": options.model, "checkpoint": Path(options.checkpoint).name, "steps": options.steps}
+    report = {**facts(), **settings, "results": rows}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def facts() -> dict[str, Any]:
