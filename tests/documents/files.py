@@ -39,21 +39,25 @@ def pdf(*pages: Image.Image, broken: Sequence[int] = ()) -> bytes:
     return b"".join([parts[0], *(kind + part for kind, part in zip(kinds, parts[1:], strict=True))])
 
 
-def drawn_pdf(media_box: str = "0 0 200 100", page: str = "", trailer: str = "", content: str = "") -> bytes:
+def drawn_pdf(
+    media_box: str = "0 0 200 100", page: str = "", trailer: str = "", content: str = "", *more: str
+) -> bytes:
     """A PDF of one page, written by hand."""
     objects = [
         "<< /Type /Catalog /Pages 2 0 R >>",
         "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
         f"<< /Type /Page /Parent 2 0 R /MediaBox [{media_box}] /Contents 4 0 R {page} >>",
         f"<< /Length {len(content)} >>\nstream\n{content}\nendstream",
+        *more,
     ]
     made, places = "%PDF-1.4\n", []
     for number, body in enumerate(objects, 1):
         places.append(len(made))
         made += f"{number} 0 obj\n{body}\nendobj\n"
     table = "".join(f"{place:010d} 00000 n \n" for place in places)
-    start = len(made)
-    made += f"xref\n0 5\n0000000000 65535 f \n{table}trailer\n<< /Size 5 /Root 1 0 R {trailer} >>\nstartxref\n{start}\n%%EOF\n"
+    start, size = len(made), len(objects) + 1
+    made += f"xref\n0 {size}\n0000000000 65535 f \n{table}trailer\n"
+    made += f"<< /Size {size} /Root 1 0 R {trailer} >>\nstartxref\n{start}\n%%EOF\n"
     return made.encode()
 
 

@@ -145,6 +145,36 @@ def test_pages_beyond_the_limit_are_refused_before_they_are_drawn() -> None:
         open_document(drawn_pdf(), "file", CONFIG, dpi=5)
 
 
+def test_a_huge_picture_inside_a_small_page_is_refused() -> None:
+    page = "/Resources << /XObject << /P 5 0 R >> >>"
+    picture = (
+        "<< /Type /XObject /Subtype /Image /Width {0} /Height {0} /BitsPerComponent 8 /ColorSpace /DeviceGray /Length 100 >>\n"
+        f"stream\n{'x' * 100}\nendstream"
+    )
+    content = "q 100 0 0 100 0 0 cm /P Do Q"
+    for side, allowed in ((10, True), (50_000, False)):
+        document = open_document(drawn_pdf("0 0 200 100", page, "", content, picture.format(side)), "file", CONFIG)
+        if allowed:
+            assert document.sheet(1).image.getextrema()[0][0] == ord("x")
+        else:
+            with pytest.raises(DocumentError, match="50000 x 50000 pixels") as caught:
+                document.sheet(1)
+            assert caught.value.code == "image_too_large"
+
+
+def test_a_scan_that_cannot_be_decoded_is_no_empty_page() -> None:
+    """pdfium draws such a page white and reports nothing."""
+    page, content = "/Resources << /XObject << /P 5 0 R >> >>", "q 200 0 0 100 0 0 cm /P Do Q"
+    head = "<< /Type /XObject /Subtype /Image /Width 10 /Height 10 /BitsPerComponent 8 /ColorSpace /DeviceGray"
+    damaged = f"{head} /Filter /DCTDecode /Length 50 >>\nstream\n{'x' * 50}\nendstream"
+    with pytest.raises(DocumentError) as caught:
+        open_document(drawn_pdf("0 0 200 100", page, "", content, damaged), "file", CONFIG).sheet(1)
+    assert caught.value.code == "damaged_page"
+    white = f"{head} /Filter /ASCIIHexDecode /Length 201 >>\nstream\n{'ff' * 100}>\nendstream"
+    sheet = open_document(drawn_pdf("0 0 200 100", page, "", content, white), "file", CONFIG).sheet(1)
+    assert sheet.image.getextrema() == ((255, 255),) * 3
+
+
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pypdfium2", None)
     with pytest.raises(UsageError, match=r"pip install 'kaminari-core\[pdf\]'"):

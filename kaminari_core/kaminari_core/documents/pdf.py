@@ -18,11 +18,13 @@ from PIL import Image
 from kaminari_core.errors import DocumentError, UsageError
 
 if TYPE_CHECKING:
-    from pypdfium2 import PdfDocument
+    from pypdfium2 import PdfDocument, PdfPage
 
 POINTS_PER_INCH: Final = 72
 PDFIUM: Final = threading.Lock()
 """The library's state is one for the whole process, and so is this."""
+WHITE: Final = ((255, 255),) * 3
+"""Least and greatest value of each channel of an empty page."""
 REASONS: Final = (
     ("password", "encrypted_document", "it is encrypted with a password; save it without one"),
     ("security", "encrypted_document", "its encryption is not supported; save it without"),
@@ -58,8 +60,12 @@ def draw_page(data: bytes, name: str, number: int, dpi: float, most_pixels: int)
             document.init_forms()
             page = document[number - 1]
             _check_size(page.get_size(), name, dpi, most_pixels)
+            _check_pictures(page, name, most_pixels)
             drawn: Image.Image = page.render(scale=dpi / POINTS_PER_INCH, rev_byteorder=True).to_pil()
-            return drawn.convert("RGB")
+            image = drawn.convert("RGB")
+            if image.getextrema() == WHITE:
+                _check_decodable(page)
+            return image
         except pypdfium2.PdfiumError as error:
             raise DocumentError(
                 f"{name}: this page of the PDF file is damaged ({error})", param=name, code="damaged_page"
@@ -77,6 +83,29 @@ def _check_size(size: tuple[float, float], name: str, dpi: float, most: int) -> 
             param=name,
             code="image_too_large",
         )
+
+
+def _check_pictures(page: PdfPage, name: str, most: int) -> None:
+    """Refuse a page with a picture in it that would take more memory than the page, from what the file says of its size."""
+    from pypdfium2.raw import FPDF_PAGEOBJ_IMAGE
+
+    for picture in page.get_objects(filter=[FPDF_PAGEOBJ_IMAGE]):
+        width, height = picture.get_px_size()
+        if width * height > most:
+            raise DocumentError(
+                f"{name}: this page of the PDF file has a picture of {width} x {height} pixels, more than the {most:,} allowed "
+                "(max-image-pixels)",
+                param=name,
+                code="image_too_large",
+            )
+
+
+def _check_decodable(page: PdfPage) -> None:
+    """pdfium leaves out what it cannot decode and says nothing: a scan would become an empty page. Raises PdfiumError."""
+    from pypdfium2.raw import FPDF_PAGEOBJ_IMAGE
+
+    for picture in page.get_objects(filter=[FPDF_PAGEOBJ_IMAGE]):
+        picture.get_bitmap().close()
 
 
 @contextmanager
