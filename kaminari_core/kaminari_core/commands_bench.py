@@ -53,6 +53,12 @@ PROMPT_TOKENS, NEW_TOKENS = 128, 64
     help="Time budget of the ladder; it makes fewer rounds rather than exceed it.",
 )
 @option(
+    "--memory/--no-memory",
+    default=True,
+    show_default=True,
+    help="Measure the ladder's peak memory, in processes of its own.",
+)
+@option(
     "--prompt-tokens", type=int, show_default="128; 480 for the ladder", help="Tokens of the prompt, pictures included."
 )
 @option("--new-tokens", type=int, show_default="64; 32 for the ladder", help="Tokens to decode.")
@@ -81,6 +87,7 @@ def bench(
     rungs: str | None,
     packed: Sequence[str],
     seconds: float,
+    memory: bool,
     prompt_tokens: int | None,
     new_tokens: int | None,
     rounds: int,
@@ -114,7 +121,7 @@ def bench(
     if ladder:
         bench_ladder(
             registry, model, checkpoint, engine_config(**values), rungs=rungs, packed=packed, prompt_tokens=prompt_tokens,
-            new_tokens=new_tokens, rounds=rounds, seconds=seconds, out=out,
+            new_tokens=new_tokens, rounds=rounds, seconds=seconds, memory=memory, out=out,
         )  # fmt: skip
         return
     counts = _counts(rows)

@@ -32,13 +32,14 @@ def bench_ladder(
     new_tokens: int | None,
     rounds: int,
     seconds: float,
+    memory: bool,
     out: str | None,
 ) -> None:
     """Measure the ladder and show it. Raises KaminariError."""
     from kaminari_core.ladder.climb import Plan, climb, table
     from kaminari_core.ladder.rungs import chosen
 
-    plan = Plan(chosen(rungs), prompt_tokens or PROMPT_TOKENS, new_tokens or NEW_TOKENS, rounds, seconds)
+    plan = Plan(chosen(rungs), prompt_tokens or PROMPT_TOKENS, new_tokens or NEW_TOKENS, rounds, seconds, memory)
     with terminal_progress() as progress:
         report = climb(registry, model, checkpoint, config, _folders(packed), plan, progress)
     click.echo(table(report))
