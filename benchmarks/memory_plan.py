@@ -10,6 +10,8 @@ Each slot gets a request with an A4 page of the largest budget and words that fi
 cache is full: so every position of the cache is touched, and the vision tower, the longest prompt and a full step all happen.
 `resident` is the peak resident memory of the process up to the end, the libraries included; `tensors` is the peak of torch's
 own allocations while one such request is embedded, prefilled and decoded, to the byte, weights left out. Linux only.
+On a card (`--device cuda`), `tensors` is the peak that torch's allocator reports for all of it, weights included, and `card` is
+what the driver has given to this process at the end, beside the context that it had before.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ def main() -> None:
     parser.add_argument("--max-length", type=int, default=1024)
     parser.add_argument("--visual-tokens", type=int, default=512)
     parser.add_argument("--draft", default="none")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compile", action="store_true", help="compile, and on a card capture, every step")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -45,7 +49,7 @@ def main() -> None:
         print(json.dumps(measure(options)))
         return
     results = [child(options, *pair) for pair in zip(options.model, options.checkpoint, strict=True)]
-    report = {"command": " ".join(["python", *sys.argv]), "limit": LIMIT, "results": results, **facts()}
+    report = {"command": " ".join(["python", *sys.argv]), "limit": LIMIT, "results": results, **facts(options.device)}
     print(json.dumps(report, indent=2))
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -57,8 +61,9 @@ def child(options: argparse.Namespace, model: str, checkpoint: str) -> dict[str,
     """Run one measurement in a process of its own."""
     settings = [
         f"--{name}={getattr(options, name.replace('-', '_'))}"
-        for name in ("slots", "max-length", "visual-tokens", "draft", "dtype")
+        for name in ("slots", "max-length", "visual-tokens", "draft", "dtype", "device")
     ]
+    settings += ["--compile"] if options.compile else []
     command = [sys.executable, __file__, "--child", "--model", model, "--checkpoint", checkpoint, *settings]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, Any] = json.loads(done.stdout)
@@ -78,42 +83,70 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     registry = load_registry()
     spec, folder = resolve(registry, options.model[0], options.checkpoint[0])
     config = EngineConfig(
-        device="cpu", dtype=options.dtype, slots=options.slots, max_length=options.max_length,
-        visual_tokens=options.visual_tokens, draft=options.draft, compile=False, prepare_threads=1,
+        device=options.device, dtype=options.dtype, slots=options.slots, max_length=options.max_length,
+        visual_tokens=options.visual_tokens, draft=options.draft, compile=options.compile, prepare_threads=1,
     )  # fmt: skip
-    plan = make_plan(make_case(spec, folder, config, "cpu"), config)
+    plan = make_plan(make_case(spec, folder, config, "cpu" if options.device == "cpu" else "cuda"), config)
     started = time.perf_counter()
+    free = free_on_card(options.device)
     model, config = load_model(registry, spec, folder, config, silent)
-    loaded = status("VmHWM")
     request = longest(model, config)
     engine = engine_over(registry, spec, model, config)
+    if options.compile:
+        engine.warm_up(silent)
     engine.start()
     tokens = fill(engine, request)
     engine.close()
-    resident = status("VmHWM")
-    del engine
-    gc.collect()
-    tensors = peak_of_one(model, config, request)
-    work = plan.group("cache") + max(size for phase, size in plan.phases.items() if phase != "loading")
-    peaks = {
-        "resident": compared(plan.total, resident),
-        "tensors": compared(work, tensors),
-    }
+    peaks = on_card(plan, free, options.device) if free else on_cpu(plan, model, config, request)
     return {
         "model": spec.name,
         "checkpoint": Path(options.checkpoint[0]).name,
+        "device": options.device,
         "dtype": config.dtype,
+        "quantizer": config.quantizer,
+        "compile": config.compile,
         "slots": config.slots,
         "max_length": config.max_length,
         "visual_tokens": config.visual_tokens,
         "draft": config.draft,
         **peaks,
-        "resident_after_load": loaded,
         "weights": plan.case.weights.total,
         "tokens": tokens,
         "seconds": round(time.perf_counter() - started, 1),
-        "worst": max(abs(peak["off"]) for peak in peaks.values()),
+        "worst": max(abs(peak["off"]) for name, peak in peaks.items() if name != "card"),
     }
+
+
+def on_cpu(plan: Any, model: Any, config: Any, request: Any) -> dict[str, Any]:
+    """The peaks of this process, which has served, and of one more request by itself."""
+    resident = status("VmHWM")
+    gc.collect()
+    work = plan.group("cache") + max(size for phase, size in plan.phases.items() if phase != "loading")
+    return {
+        "resident": compared(plan.total, resident),
+        "tensors": compared(work, peak_of_one(model, config, request)),
+    }
+
+
+def on_card(plan: Any, free: int, device: str) -> dict[str, Any]:
+    """The peaks of a card that has served; `free` is what was free before the weights were there."""
+    import torch
+
+    now, _ = torch.cuda.mem_get_info(device)
+    return {
+        "card": compared(plan.total - plan.group("process"), free - now),
+        "tensors": compared(plan.allocated, torch.cuda.max_memory_allocated(device)),
+    }
+
+
+def free_on_card(device: str) -> int:
+    """What is free on a card beside this process's context; 0 on a CPU."""
+    import torch
+
+    if device == "cpu":
+        return 0
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free)
 
 
 def compared(planned: int, measured: int) -> dict[str, Any]:
@@ -179,13 +212,13 @@ def longest(model: Any, config: Any) -> Any:
     return Request((Message("user", (page, TextPart("x " * (room * 10 // words)))),))
 
 
-def facts() -> dict[str, Any]:
+def facts(device: str) -> dict[str, Any]:
     """The machine and the versions."""
     import torch
 
     from kaminari_core.bench import machine_facts, versions
 
-    return {"machine": machine_facts(torch.device("cpu")), "versions": versions()}
+    return {"machine": machine_facts(torch.device(device)), "versions": versions()}
 
 
 if __name__ == "__main__":
