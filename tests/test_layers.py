@@ -140,6 +140,7 @@ def test_a_models_package_does_not_know_the_engine() -> None:
         "kaminari_core.commands_compare",
         "kaminari_core.commands_compile",
         "kaminari_core.commands_eval",
+        "kaminari_core.commands_fit",
         "kaminari_core.commands_list",
         "kaminari_core.commands_read",
         "kaminari_core.commands_run",
