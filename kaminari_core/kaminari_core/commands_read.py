@@ -20,7 +20,7 @@ from kaminari_core.commands_run import needed_length, read_template
 from kaminari_core.documents.folder import Format, open_folder
 from kaminari_core.documents.selection import PageSelection
 from kaminari_core.documents.sources import Found, find_sources
-from kaminari_core.errors import RequestError, UnknownNameError, UsageError
+from kaminari_core.errors import KaminariError, RequestError, UnknownNameError, UsageError
 from kaminari_core.options import engine_config, engine_options, model_options, option
 from kaminari_core.progress import terminal_progress
 from kaminari_core.registry import Registry, unknown_name
@@ -226,9 +226,10 @@ def _follow(job: ReadJob, total: int, opening: Callable[[], AbstractContextManag
             for record in records:
                 _note(record, bar)
                 bar.update()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, KaminariError) as end:
             bar.close()
-            click.echo(f"interrupted: {job.tally}; {max(0, total - job.tally.done)} not done", err=True)
+            how = "interrupted" if isinstance(end, KeyboardInterrupt) else "stopped"
+            click.echo(f"{how}: {job.tally}; {max(0, total - job.tally.done)} not done", err=True)
             raise
     seconds = time.monotonic() - began
     new = job.tally.done - job.tally.before

@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from kaminari_core.documents.document import Document
 from kaminari_core.documents.pages import PageReader, PageResult, Ready, fail
-from kaminari_core.errors import EngineClosedError, KaminariError, QueueFullError
+from kaminari_core.errors import EngineClosedError, EngineUnhealthyError, KaminariError, QueueFullError
 from kaminari_core.flow import Event, Failed, Finished, Request, Result
 from kaminari_core.serving import Serving
 
@@ -42,7 +42,10 @@ class BatchReader:
         self._open: set[str] = set()
 
     def read(self, tasks: Iterable[Task[Key]]) -> Generator[tuple[Key, PageResult], None, None]:
-        """The results of all tasks, each as soon as it is done. Leaving the iteration early cancels what is in work."""
+        """The results of all tasks, each as soon as it is done. Leaving the iteration early cancels what is in work.
+
+        Raises EngineClosedError and EngineUnhealthyError: an engine that serves nothing is no fault of the pages that are left.
+        """
         config = self._engine.config
         most = config.slots + config.prepare_threads
         with ThreadPoolExecutor(most, thread_name_prefix="page") as pool:
@@ -69,13 +72,15 @@ class BatchReader:
         try:
             ready = self._reader.prepare(task.document, task.number)
             return ready.finish(self._answers(ready))
+        except (EngineClosedError, EngineUnhealthyError):
+            raise
         except KaminariError as error:
             return fail(task.document, task.number, error, time.monotonic() - began)
 
     def _answers(self, ready: Ready) -> list[Result]:
         """The engine's results for all pieces of a page. Raises the error of the first piece that failed."""
-        futures = [self._submit(request) for request in ready.asked]
         try:
+            futures = [self._submit(request) for request in ready.asked]
             return [future.result() for future in futures]
         finally:
             for request in ready.asked:
