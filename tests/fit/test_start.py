@@ -129,3 +129,12 @@ def test_a_page_limit_below_the_smallest_picture_is_told() -> None:
         TinyModel(replace(CONFIG, page_tokens=2, max_length=512))
     with pytest.raises(UsageError, match="page-tokens is -1"):
         replace(CONFIG, page_tokens=-1)
+
+
+@pytest.mark.slow
+def test_a_server_whose_engine_cannot_fit_ends_before_it_serves(registry: Registry, folder: Path) -> None:
+    asked = ["serve", "--model", str(folder), "--vram", "100m", "--device", "cpu", "--port", "0"]
+    result = CliRunner().invoke(program(registry), asked)
+    assert result.exit_code == 2
+    assert "does not fit" in result.stderr
+    assert "serves" not in result.stdout
