@@ -32,8 +32,8 @@ from kaminari_core.bench import machine_facts, versions
 from kaminari_core.cache import StaticCache
 from kaminari_core.checkpoint import resolve
 from kaminari_core.config import EngineConfig
-from kaminari_core.decode import run_layer
 from kaminari_core.flow import Message, Request, TextPart
+from kaminari_core.layer_call import run_layer
 from kaminari_core.progress import silent
 from kaminari_core.protocols import Model, Step
 from kaminari_core.registry import Registry, load_registry

@@ -13,12 +13,12 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from kaminari_core.cache_directory import keep_graphs
+from kaminari_core.layer_call import CompiledLayer, run_layer
 from kaminari_core.layers import attends_by_cursors
 from kaminari_core.protocols import Cache, DraftingModel, Model, Progress, Step
 
@@ -47,35 +47,6 @@ def doubling(first: int, last: int) -> tuple[int, ...]:
         sizes.append(first)
         first *= 2
     return (*sizes, last)
-
-
-def run_layer(layer: nn.Module, *arguments: Tensor) -> Tensor:
-    """Call the layer's decode method eagerly."""
-    out: Tensor = layer.decode(*arguments)  # type: ignore[operator]
-    return out
-
-
-class CompiledLayer:
-    """`run_layer`, compiled once per bucket with no graph break allowed; `compiles` counts what the compiler really did."""
-
-    def __init__(self, limit: int) -> None:
-        self.compiles = 0
-        keep_graphs()
-        inductor = torch._dynamo.lookup_backend("inductor")
-
-        def counted(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-            self.compiles += 1
-            compiled: Callable[..., Any] = inductor(graph, inputs)
-            return compiled
-
-        # Isolated: another engine in this process compiles the same code object under its own limit.
-        compile: Callable[..., Callable[..., Tensor]] = torch.compile
-        self._call = compile(
-            run_layer, fullgraph=True, dynamic=False, backend=counted, recompile_limit=limit, isolate_recompiles=True
-        )
-
-    def __call__(self, layer: nn.Module, *arguments: Tensor) -> Tensor:
-        return self._call(layer, *arguments)
 
 
 class DecodeCore:

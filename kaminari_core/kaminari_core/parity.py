@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kaminari_core.cache import StaticCache
-from kaminari_core.decode import CompiledLayer, run_layer
 from kaminari_core.flow import Embedded, Prepared
+from kaminari_core.layer_call import CompiledLayer, run_layer
 from kaminari_core.protocols import LayerCall, Model, ReferenceRun, Step
 
 

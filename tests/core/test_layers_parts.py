@@ -7,8 +7,8 @@ import torch
 
 from kaminari_core.cache import StaticCache
 from kaminari_core.config import EngineConfig
-from kaminari_core.decode import run_layer
 from kaminari_core.flow import Embedded
+from kaminari_core.layer_call import run_layer
 from kaminari_core.protocols import Step
 from kaminari_core.rope import (
     contiguous_axes,

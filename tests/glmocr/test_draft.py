@@ -23,9 +23,9 @@ from transformers.models.glm_ocr.modeling_glm_ocr import GlmOcrRMSNorm, GlmOcrTe
 
 from kaminari_core.cache import StaticCache
 from kaminari_core.config import EngineConfig
-from kaminari_core.decode import run_layer
 from kaminari_core.engine import Engine
 from kaminari_core.flow import Event, Failed, Finished, Prepared, Request, Result, Sampling
+from kaminari_core.layer_call import run_layer
 from kaminari_core.parity import greedy
 from kaminari_core.protocols import Step
 from kaminari_core.scheduler import ContinuousScheduler

@@ -16,10 +16,11 @@ from kaminari_core.check.arithmetic import continued
 from kaminari_core.check.compared import same_replies
 from kaminari_core.check.outcome import Outcome, failed, judged, not_applicable
 from kaminari_core.check.subject import Subject
-from kaminari_core.decode import SHORTEST_BUCKET, run_layer
+from kaminari_core.decode import SHORTEST_BUCKET
 from kaminari_core.engine import Engine
 from kaminari_core.errors import UsageError
 from kaminari_core.flow import Event, Failed, Finished, Request, Result, Sampling
+from kaminari_core.layer_call import run_layer
 from kaminari_core.parity import greedy
 from kaminari_core.protocols import Model, Step
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from kaminari_core.cache import StaticCache
-from kaminari_core.decode import run_layer
 from kaminari_core.flow import Prepared
+from kaminari_core.layer_call import run_layer
 from kaminari_core.protocols import Model, Step
 
 STEPS = 8

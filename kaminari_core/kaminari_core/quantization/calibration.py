@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from kaminari_core.cache import StaticCache
 from kaminari_core.config import EngineConfig
-from kaminari_core.decode import run_layer
 from kaminari_core.errors import UsageError
 from kaminari_core.flow import ImagePart, Message, Request, TextPart
+from kaminari_core.layer_call import run_layer
 from kaminari_core.placement import resolve_device
 from kaminari_core.protocols import Model, Progress, Step
 from kaminari_core.quantization.selection import linear_layers
