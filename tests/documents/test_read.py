@@ -59,6 +59,16 @@ def picture(number: int) -> Image.Image:
         return opened.copy()
 
 
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    """A folder of sixteen lines."""
+    folder = tmp_path / "lines"
+    folder.mkdir()
+    for number in range(16):
+        shutil.copy(LINES / f"line-{number:02}.png", folder)
+    return folder
+
+
 def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / JOURNAL).read_text().splitlines()]
 
@@ -148,12 +158,10 @@ def test_results_in_a_folder_and_what_is_done_is_not_done_again(read: Read, scan
     assert "1 page = 1 read + 0 blank + 0 failed; " in changed
 
 
-def test_a_run_that_is_killed_goes_on_with_nothing_lost_and_nothing_twice(read: Read, tmp_path: Path) -> None:
-    out, lines = tmp_path / "out", tmp_path / "lines"
-    lines.mkdir()
-    names = [f"line-{number:02}.png" for number in range(24)]
-    for name in names:
-        shutil.copy(LINES / name, lines / name)
+def test_a_run_that_is_killed_goes_on_with_nothing_lost_and_nothing_twice(
+    read: Read, lines: Path, tmp_path: Path
+) -> None:
+    out, names = tmp_path / "out", sorted(path.name for path in lines.iterdir())
     command = [*KAMINARI, "read", *FLAGS, "--slots", "1", "--out", str(out), str(lines)]
     running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_for_lines(out / JOURNAL, 2, lambda: running.poll() is None)
@@ -163,11 +171,11 @@ def test_a_run_that_is_killed_goes_on_with_nothing_lost_and_nothing_twice(read: 
     assert 2 <= done < len(names), "the pages that are left are many"
     # As if it had been killed in the middle of a line and of a file.
     with (out / JOURNAL).open("a") as journal:
-        journal.write('{"path": "line-23.png", "page": 1, "te')
-    (out / ".line-23.png.txt.partial").write_text("hal")
+        journal.write('{"path": "line-15.png", "page": 1, "te')
+    (out / ".line-15.png.txt.partial").write_text("hal")
     again = read(lines, "--out", out, "--resume")
     assert again.exit_code == 0, again.stderr
-    assert f"24 pages = 24 read + 0 blank + 0 failed ({done} of them before)" in again.stderr
+    assert f"16 pages = 16 read + 0 blank + 0 failed ({done} of them before)" in again.stderr
     found = records(out)
     assert [each["path"] for each in found] == names
     for each in found:
@@ -184,7 +192,7 @@ def wait_for_lines(file: Path, count: int, going_on: Callable[[], bool], seconds
         time.sleep(0.005)
 
 
-def test_ctrl_c_says_what_is_done(read: Read, tmp_path: Path) -> None:
+def test_ctrl_c_says_what_is_done(read: Read, lines: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
 
     def interrupt() -> None:
@@ -193,13 +201,15 @@ def test_ctrl_c_says_what_is_done(read: Read, tmp_path: Path) -> None:
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    done = read(LINES, "--slots", "1", "--out", out)
+    stopped = read(lines, "--slots", "1", "--out", out)
     thread.join()
-    assert done.exit_code == INTERRUPTED
+    assert stopped.exit_code == INTERRUPTED
     found = records(out)
-    assert 1 <= len(found) < len(TRUTHS)
-    last = next(line for line in done.stderr.splitlines() if line.startswith("interrupted: "))
-    assert f"= {len(found)} read + 0 blank + 0 failed; {len(TRUTHS) - len(found)} not done" in last
+    assert 1 <= len(found) < 16
+    last = next(line for line in stopped.stderr.splitlines() if line.startswith("interrupted: "))
+    # A page that was being written when the signal came is written, but may not be counted any more.
+    counts = (len(found), len(found) - 1)
+    assert any(f"= {done} read + 0 blank + 0 failed; {16 - done} not done" in last for done in counts), last
 
 
 def test_a_tall_receipt_is_read_in_pieces(read: Read, tmp_path: Path) -> None:

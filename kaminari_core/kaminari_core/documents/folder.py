@@ -53,11 +53,12 @@ class ResultFolder:
         if before is not None:
             self._remove_file(before, unless=self._file(record) if record["status"] != "failed" else None)
         self._write_file(record)
+        # Before the line, so that an interrupt between the two does not make `finish` drop what is on the disk.
+        self._records[place] = record
         with self._journal.open("a", encoding="utf-8") as journal:
             journal.write(as_line(record) + "\n")
             journal.flush()
             os.fsync(journal.fileno())
-        self._records[place] = record
 
     def finish(self, order: Iterable[Place], hashes: Mapping[str, str]) -> None:
         """Put the lines in the order of the pages, and drop those of pages that a changed file lost (`hashes`, by path)."""
