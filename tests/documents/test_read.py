@@ -184,7 +184,7 @@ def test_a_run_that_is_killed_goes_on_with_nothing_lost_and_nothing_twice(
     assert len(wrong) <= 3, wrong
 
 
-def wait_for_lines(file: Path, count: int, going_on: Callable[[], bool], seconds: float = 120) -> None:
+def wait_for_lines(file: Path, count: int, going_on: Callable[[], bool], seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while not file.exists() or file.read_bytes().count(b"\n") < count:
         assert going_on(), "it ended by itself"
