@@ -64,7 +64,7 @@ def installed(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Nothing of this repository or of the tests' own environment."""
-    names = ("PATH", "LANG", "TMPDIR", "TORCHINDUCTOR_CACHE_DIR")
+    names = ("PATH", "LANG", "TMPDIR", "KAMINARI_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
     kept = {name: os.environ[name] for name in names if name in os.environ}
     return {**kept, "HOME": str(tmp_path_factory.mktemp("home")), "HF_HUB_OFFLINE": "1"}
 
