@@ -64,22 +64,8 @@ def processor_seconds(pid: int | None) -> float:
     return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
-def main() -> None:
-    """Measure and print; write JSON with `--out`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="qwen3vl")
-    parser.add_argument("--checkpoint", default="tiny")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--rows", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=128, help="generated tokens of each request")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--compile", action="store_true", help="compile the decode step of both")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    registry = load_registry()
+def measure(options: argparse.Namespace) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Tokens per second and processor seconds per step of every round, by contender."""
     config = EngineConfig(
         device=options.device,
         dtype=options.dtype,
@@ -88,6 +74,7 @@ def main() -> None:
         max_length=512,
         max_tokens=options.tokens,
     )
+    registry = load_registry()
     contenders: dict[str, Callable[..., Serving]] = {"in process": open_engine, "supervised": open_supervised}
     speeds: dict[str, list[float]] = {name: [] for name in contenders}
     spent: dict[str, list[float]] = {name: [] for name in contenders}
@@ -104,39 +91,53 @@ def main() -> None:
                 if counted:
                     speeds[name].append(speed)
                     spent[name].append((processor_seconds(pid) - before) / options.tokens)
+    return speeds, spent
+
+
+def summary(
+    options: argparse.Namespace, speeds: dict[str, list[float]], spent: dict[str, list[float]]
+) -> dict[str, object]:
+    """What is printed and kept: medians, and the ratios of neighbours in time, on which other work weighs alike."""
     medians = {name: statistics.median(taken) for name, taken in speeds.items()}
-    # Neighbours in time: what else the machine does weighs on both of a round alike.
     rounds = [ours / plain for plain, ours in zip(*speeds.values(), strict=True)]
-    step = options.rows / medians["in process"]
     processor = [plain / ours for plain, ours in zip(*spent.values(), strict=True)]
-    for name, median in medians.items():
-        print(f"{name:12} {median:8.1f} tokens/s")
-    print(
-        f"ratio {statistics.median(rounds):.3f} (rounds {min(rounds):.3f} to {max(rounds):.3f}), step {step * 1000:.2f} ms"
-    )
-    print(
-        f"processor time: ratio {statistics.median(processor):.3f} (rounds {min(processor):.3f} to {max(processor):.3f})"
-    )
+    settings = ("model", "checkpoint", "rows", "tokens", "rounds", "compile")
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine_facts(torch.device("cpu")),
+        "versions": versions(),
+        "settings": {name: getattr(options, name) for name in settings},
+        "tokens_per_s": {name: round(median, 1) for name, median in medians.items()},
+        "step_ms": round(1000 * options.rows / medians["in process"], 3),
+        "processor_ms_per_step": {name: round(1000 * statistics.median(taken), 3) for name, taken in spent.items()},
+        "processor_ratio": round(statistics.median(processor), 4),
+        "processor_ratio_of_rounds": [round(ratio, 4) for ratio in processor],
+        "ratio": round(statistics.median(rounds), 4),
+        "ratio_of_rounds": [round(ratio, 4) for ratio in rounds],
+    }
+
+
+def main() -> None:
+    """Measure and print; write JSON with `--out`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen3vl")
+    parser.add_argument("--checkpoint", default="tiny")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=128, help="generated tokens of each request")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--compile", action="store_true", help="compile the decode step of both")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    found = summary(options, *measure(options))
+    for name in ("tokens_per_s", "step_ms", "ratio", "ratio_of_rounds", "processor_ratio"):
+        print(f"{name:16} {found[name]}")
     if options.out:
-        report = {
-            "command": " ".join(["python", *sys.argv]),
-            "date": time.strftime("%Y-%m-%d"),
-            "machine": machine_facts(torch.device("cpu")),
-            "versions": versions(),
-            "settings": {
-                name: getattr(options, name) for name in ("model", "checkpoint", "rows", "tokens", "rounds", "compile")
-            },
-            "tokens_per_s": {name: round(median, 1) for name, median in medians.items()},
-            "step_ms": round(step * 1000, 3),
-            "processor_ms_per_step": {
-                name: round(1000 * statistics.median(seconds), 3) for name, seconds in spent.items()
-            },
-            "processor_ratio": round(statistics.median(processor), 4),
-            "processor_ratio_of_rounds": [round(ratio, 4) for ratio in processor],
-            "ratio": round(statistics.median(rounds), 4),
-            "ratio_of_rounds": [round(ratio, 4) for ratio in rounds],
-        }
-        options.out.write_text(json.dumps(report, indent=1) + "\n")
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
