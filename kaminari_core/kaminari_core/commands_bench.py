@@ -48,7 +48,7 @@ PROMPT_TOKENS, NEW_TOKENS = 128, 64
 )
 @option(
     "--seconds",
-    default=720.0,
+    default=900.0,
     show_default=True,
     help="Time budget of the ladder; it makes fewer rounds rather than exceed it.",
 )

@@ -24,6 +24,7 @@ from kaminari_core.vision import StockTower, run_block
 from kaminari_core.vision_parts import Part, compile_winners, keep, record_file, tower_of
 
 EAGER = EngineConfig(compile=False, device="cpu", max_length=256)
+VARIABLES = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
 KAMINARI = str(Path(sys.executable).with_name("kaminari"))
 
 
@@ -65,10 +66,9 @@ def test_graphs_of_another_torch_or_processor_lie_elsewhere(monkeypatch: pytest.
 )
 def test_the_compiler_is_told_where_unless_the_user_has(given: dict[str, str], expected: str, tmp_path: Path) -> None:
     code = "from kaminari_core.cache_directory import keep_graphs; print(keep_graphs())"
-    variables = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**variables, "KAMINARI_CACHE_DIR": str(tmp_path), **given},
+        env={**VARIABLES, "KAMINARI_CACHE_DIR": str(tmp_path), **given},
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert done.stdout.startswith(expected.format(cache=tmp_path))
@@ -168,7 +168,7 @@ def test_the_second_start_compiles_nothing(tmp_path: Path) -> None:
         ]
         done = subprocess.run(
             [*command, "--json", *options],
-            env={**os.environ, "KAMINARI_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
+            env={**VARIABLES, "KAMINARI_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
             capture_output=True, text=True, timeout=280, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr

@@ -45,7 +45,6 @@ RUNGS: tuple[Rung, ...] = (
     _ours("eager-own", "full precision, own operators, eager", compile=False, kernels="own"),
     _ours("compiled", "full precision, torch's operators, compiled", compile=True, kernels="aten"),
     _ours("compiled-own", "full precision, own operators, compiled", compile=True, kernels="own"),
-    _ours("int4-aten", "int4, torch's operators", "int4", compile=True, kernels="aten"),
     _ours("int4-head-aten", "int4 and int4 head, torch's operators", "int4-head", compile=True, kernels="aten"),
     _ours("int4", "int4, own operators", "int4", compile=True, kernels="own"),
     _ours("int4-head-a16", "int4 and int4 head, own operators, 16-bit activations", "int4-head",
