@@ -15,14 +15,13 @@ from starlette.routing import Route
 from kaminari_core.errors import RequestError
 from kaminari_core.flow import Delta, Finished, Message, Part, Request, Result, TextPart, Token
 from kaminari_core.serving import Serving
-from kaminari_core.structured.structure import Structure
 from kaminari_http.app import json_reply, request_id, service_of
 from kaminari_http.body import decode, read_json
 from kaminari_http.call import Call, unless_client_leaves
 from kaminari_http.openai import boxes_of, given, token_logprob
 from kaminari_http.requests import Fetched, image_of, messages_of, pictures_of, request_of, task_prompt
 from kaminari_http.sse import event, open_stream
-from kaminari_http.structured import structure_of
+from kaminari_http.structured import structure_of_generate
 from kaminari_http.wire import GenerateReply, GenerateRequest, GenerateUsage, Metrics, StreamToken, TokenEvent
 
 DEFAULT_TASK = "ocr"
@@ -75,22 +74,9 @@ def _pictures(asked: GenerateRequest) -> Iterator[tuple[str, str]]:
 
 def _request(asked: GenerateRequest, engine: Serving, fetched: Fetched) -> Request:
     messages = _messages(asked, engine, fetched)
-    structure = _structure(asked)
+    structure = structure_of_generate(asked)
     request = request_of(messages, asked, max_tokens=asked.max_tokens, logprobs=asked.logprobs, structure=structure)
     return dataclasses.replace(request, task=asked.task)
-
-
-def _structure(asked: GenerateRequest) -> Structure | None:
-    structure = structure_of(asked, asked.response_format)
-    if not asked.strict:
-        return structure
-    if asked.template is None:
-        raise RequestError("strict holds the reply to the shape of a template; send one.", param="strict")
-    if structure is not None:
-        raise RequestError(
-            f"strict and {structure.name} both say what the reply is held to; send one of them.", param="strict"
-        )
-    return Structure.template(asked.template)
 
 
 def _messages(asked: GenerateRequest, engine: Serving, fetched: Fetched) -> tuple[Message, ...]:

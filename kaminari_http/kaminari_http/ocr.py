@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from msgspec import UNSET
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
@@ -31,6 +32,7 @@ from kaminari_http.native import DEFAULT_TASK
 from kaminari_http.ocr_job import OcrJob
 from kaminari_http.requests import task_prompt
 from kaminari_http.sse import FIRST_EVENT_SECONDS, EventStream, named_event
+from kaminari_http.structured import structure_of_page
 from kaminari_http.wire import GenerateUsage
 from kaminari_http.wire_ocr import OcrOptions, OcrPage, OcrReply, OcrRequest, OcrSummary, PageConfidence
 
@@ -107,6 +109,7 @@ def _question(asked: OcrOptions, prompt: str, pages: int) -> Question:
         # Somebody waits for one page; a long document is to let others pass.
         priority=asked.priority or ("interactive" if pages == 1 else "batch"),
         timeout=asked.timeout,
+        structure=structure_of_page(asked),
     )
 
 
@@ -175,6 +178,7 @@ def _page(result: PageResult) -> OcrPage:
         seen=result.seen,
         pieces=result.pieces,
         seconds=round(result.seconds, 6),
+        complete=UNSET if result.complete is None else result.complete,
     )
 
 

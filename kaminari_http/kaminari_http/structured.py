@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from kaminari_core.errors import RequestError
 from kaminari_core.structured.structure import Structure
-from kaminari_http.wire import Options
+from kaminari_http.wire import GenerateRequest, Options
+from kaminari_http.wire_ocr import OcrOptions
 from kaminari_http.wire_structured import (
     FlatSchemaFormat,
     ObjectFormat,
@@ -22,13 +27,37 @@ def structure_of(
 
     Raises RequestError for what is no structure, and where there are two of them.
     """
-    found = [*_of_format(format, field), *_of_extensions(options)]
+    return _only([*_of_format(format, field), *_of_extensions(options)])
+
+
+def structure_of_generate(asked: GenerateRequest) -> Structure | None:
+    """As `structure_of`, where a template may say it too."""
+    other = structure_of(asked, asked.response_format)
+    return _only([*([] if other is None else [other]), *_of_template(asked.strict, asked.template)])
+
+
+def structure_of_page(asked: OcrOptions) -> Structure | None:
+    """As `structure_of_generate`, for each page of a document."""
+    regex = [] if asked.regex is None else [Structure.regex(asked.regex)]
+    found = [*_of_format(asked.response_format, "response_format"), *regex]
+    return _only([*found, *_of_template(asked.strict, asked.template)])
+
+
+def _only(found: list[Structure]) -> Structure | None:
     if len(found) > 1:
         raise RequestError(
             f"{found[0].name} and {found[1].name} both say what the reply is held to; send one of them.",
             param=found[1].name,
         )
     return found[0] if found else None
+
+
+def _of_template(strict: bool | None, template: Mapping[str, Any] | None) -> list[Structure]:
+    if not strict:
+        return []
+    if template is None:
+        raise RequestError("strict holds the reply to the shape of a template; send one.", param="strict")
+    return [replace(Structure.template(template), name="strict")]
 
 
 def _of_format(format: ResponseFormat | TextFormat | None, field: str) -> list[Structure]:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from kaminari_core.documents.pages import PageSeen, PieceSeen, Status
 from kaminari_core.evidence.facts import FieldConfidence, LineConfidence
 from kaminari_core.flow import Priority
 from kaminari_http.errors import ErrorBody
 from kaminari_http.wire import Count, GenerateUsage, Seconds
+from kaminari_http.wire_structured import Pattern, ResponseFormat
 
 Dpi = Annotated[float, Meta(ge=10, le=2400)]
 
 
 class OcrOptions(Struct, kw_only=True, forbid_unknown_fields=True):
-    """How a document is to be read; a form has these fields beside its `file`. None means the default."""
+    """How a document is to be read; a form has these fields beside its `file`. None means the default.
+
+    `response_format`, `regex` and `strict` are as in `GenerateRequest`, for each page.
+    """
 
     model: str | None = None
     task: str | None = None
@@ -30,6 +34,9 @@ class OcrOptions(Struct, kw_only=True, forbid_unknown_fields=True):
     max_tokens: Count | None = None
     priority: Priority | None = None
     timeout: Seconds | None = None
+    response_format: ResponseFormat | None = None
+    regex: Pattern | None = None
+    strict: bool | None = None
 
 
 class OcrForm(OcrOptions, kw_only=True):
@@ -55,7 +62,7 @@ class OcrPage(Struct, kw_only=True):
     """What became of one page. `text` is null where the page failed, and `error` says why.
 
     `seen` is what was decoded, `pieces` what the model saw of it: one, unless a long page was cut. `lines` and `fields` are empty
-    where confidence was not asked for. `seconds` is from decoding to the end of the reply.
+    where confidence was not asked for. `seconds` is from decoding to the end of the reply. `complete` is as in `ChoiceReport`.
     """
 
     page: int
@@ -71,6 +78,7 @@ class OcrPage(Struct, kw_only=True):
     seen: PageSeen | None
     pieces: tuple[PieceSeen, ...]
     seconds: float
+    complete: bool | UnsetType = UNSET
 
 
 class OcrSummary(Struct, kw_only=True):
