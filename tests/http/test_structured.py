@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import concurrent.futures
 import json
 import re
@@ -170,6 +171,25 @@ def test_a_template_holds_the_reply_where_it_is_strict(echo: Running) -> None:
     assert error_of(echo.post("/generate", {"prompt": "x", "strict": True}))["param"] == "strict"
     both = {"task": "ocr", "template": {"total": ""}, "strict": True, "regex": "a"}
     assert error_of(echo.post("/generate", both))["param"] == "template"
+
+
+def test_the_pages_of_a_document_are_held_each(tiny: Running) -> None:
+    body = {"model": "tiny", "file": picture(), "response_format": FORMAT, "blank_check": False}
+    [page] = tiny.post("/v1/ocr", body).json()["pages"]
+    assert valid(page["text"])
+    assert (page["complete"], page["finish_detail"]) == (True, "structure_complete")
+    fields = {"response_format": json.dumps(FORMAT), "blank_check": "false"}
+    file = base64.b64decode(picture().partition(",")[2])
+    form = tiny.http.post("/v1/ocr", data=fields, files={"file": ("page.png", file)})
+    assert valid(form.json()["pages"][0]["text"])
+    [free] = tiny.post("/v1/ocr", {"file": picture(), "max_tokens": 4}).json()["pages"]
+    assert "complete" not in free
+    for wrong, param in (
+        ({"regex": "("}, "regex"),
+        ({"regex": "a", "response_format": FORMAT}, "regex"),
+        ({"strict": True}, "strict"),
+    ):
+        assert error_of(tiny.post("/v1/ocr", {"file": picture(), "blank_check": False, **wrong}))["param"] == param
 
 
 def test_counting_tokens_finds_a_bad_schema(echo: Running) -> None:
