@@ -26,8 +26,9 @@ PAGE_SCAN = 2480 * 3508 * 3 * 2
 SHORTEST_BUCKET = 256
 RUNTIME_CPU = 420 * MIB
 """The interpreter with torch and the model library, before weights. Measured, see docs/fit.md."""
-COMPILER_CPU = 260 * MIB
-"""torch.compile in this process once it has compiled. Measured, see docs/fit.md."""
+COMPILER_CPU = 90 * MIB
+"""torch.compile in this process once it has compiled; the processes that it starts for a moment are not counted. Measured, see
+docs/fit.md."""
 CONTEXT_CUDA = 320 * MIB
 """What a CUDA context and torch's kernels take of a card, outside of torch's allocator. A usual figure, not measured here."""
 WORKSPACE_CUDA = 20 * MIB
