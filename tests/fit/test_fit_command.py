@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -25,6 +26,10 @@ Run = Callable[..., Result]
 def fit(registry: Registry) -> Run:
     """Runs `kaminari fit`."""
     return lambda *arguments: CliRunner().invoke(program(registry), ["fit", *map(str, arguments)])
+
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "fit.md").read_text()
+PRINTED = re.findall(r"^\$ kaminari fit (.*)\n((?:.*\n)*?)```$", DOCUMENT, re.MULTILINE)
 
 
 def facts(result: Result) -> dict[str, Any]:
@@ -57,6 +62,15 @@ def test_the_table_of_a_published_size(fit: Run) -> None:
     assert "4 x 4096 tokens of 112 KiB" in cache
     assert any("of 6.00 GiB (--vram): does not fit" in line for line in lines)
     assert lines[-1] == "Start with: --slots 2 --max-length 4096 --visual-tokens 512"
+
+
+@pytest.mark.parametrize(("arguments", "output"), PRINTED)
+def test_the_document_shows_what_is_printed(fit: Run, arguments: str, output: str) -> None:
+    assert fit(*arguments.split()).stdout == output
+
+
+def test_the_document_has_examples() -> None:
+    assert len(PRINTED) == 2
 
 
 def test_the_options_it_names_fit(fit: Run) -> None:
