@@ -54,9 +54,9 @@ class Weights:
         if huge:
             for layout in (*self.own4, *self.own8, *self.aten):
                 for buffer in layout.buffers():
-                    operators.huge_pages(buffer)
+                    operators.huge_pages(buffer, now=True)
             for weight in self.full:
-                operators.huge_pages(weight)
+                operators.huge_pages(weight, now=True)
 
     def contenders(self, rows: int) -> dict[str, tuple[Contender, int]]:
         """By name: the product with copy i, and the bytes of weights it reads."""

@@ -28,6 +28,7 @@ from kaminari_core.checkpoint_files import Entry, opened, read_entries
 from kaminari_core.errors import CheckpointError
 from kaminari_core.headers import few
 from kaminari_core.headers import read_json as read_json
+from kaminari_core.kernels.library import on_large_pages
 from kaminari_core.protocols import Progress
 from kaminari_core.quantization.layouts import LayoutName
 from kaminari_core.quantization.loading import CONVERTED, Packed, Part, fill_all, open_packed, shared_layers
@@ -272,7 +273,7 @@ def _copy_all(
             for run in batch:
                 target = run.copy.target
                 if target not in placed:
-                    placed[target] = torch.empty(expected[target], device=device, dtype=dtype)
+                    placed[target] = on_large_pages(torch.empty(expected[target], device=device, dtype=dtype))
                 _fill(placed[target], tensors.get_slice(run.copy.entry.name), run)
                 report(run.bytes)
     return placed

@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 FEW_ROWS = 16
 """Up to so many rows a product is bound by the bytes of its weight, and the kernel for few rows is the quicker one."""
 _LONGEST_HEAD = 256
-_HUGE = 2 * 2**20
 
 
 class FewRowsLinear(nn.Linear):
@@ -71,8 +70,7 @@ def choose(wanted: Kernels, device: torch.device, progress: Progress) -> Kernels
 def adopt(model: Model, activation_bits: int) -> None:
     """Exchange the parts of a loaded model's `network` for those of the loaded kernels. Weights stay where they are.
 
-    `activation_bits` is what the products with quantized weights round activations to, 8 or 16. Tensors of the network are moved
-    to large pages where the system has them: reading weights is most of a step, and looking up small pages a good part of that.
+    `activation_bits` is what the products with quantized weights round activations to, 8 or 16.
     """
     network = getattr(model, "network", None)
     if not isinstance(network, nn.Module):
@@ -85,9 +83,6 @@ def adopt(model: Model, activation_bits: int) -> None:
         for name, child in module.named_children():
             if type(child) is nn.Linear and _few_rows_pay(child):
                 setattr(module, name, _few_rows(child))
-    for tensor in {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}.values():
-        if tensor.nbytes >= _HUGE:
-            operators.huge_pages(tensor)
 
 
 def _few_rows_pay(layer: nn.Linear) -> bool:

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from kaminari_core.cache_directory import cache_directory
 from kaminari_core.protocols import Progress
@@ -35,6 +36,7 @@ SOURCES = Path(__file__).parent / "csrc"
 _FLAGS = ("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-w")
 _SECONDS = 900
 """How long one file may compile."""
+_HUGE = 2 * 2**20
 
 
 class BuildError(Exception):
@@ -52,6 +54,16 @@ class Compiler:
 def loaded() -> bool:
     """Whether the operators are in this process."""
     return hasattr(torch.ops.kaminari, "linear_codes")
+
+
+def on_large_pages(tensor: Tensor) -> Tensor:
+    """The same tensor, which nobody has written to yet, on pages of 2 MiB where there are kernels and the system has some.
+
+    Reading weights is most of a step on a CPU, and finding small pages is a good part of reading.
+    """
+    if tensor.device.type == "cpu" and tensor.nbytes >= _HUGE and loaded():
+        torch.ops.kaminari.huge_pages(tensor, False)
+    return tensor
 
 
 def instructions() -> str:

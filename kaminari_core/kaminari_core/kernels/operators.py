@@ -51,9 +51,12 @@ def pack_codes(
     torch.ops.kaminari.pack_codes(codes, scales, zeros, first, group, bits, packed, packed_scales, packed_zeros)
 
 
-def huge_pages(tensor: Tensor) -> bool:
-    """Ask the system for pages of 2 MiB under a tensor, now; False where it has none to give."""
-    given: bool = torch.ops.kaminari.huge_pages(tensor)
+def huge_pages(tensor: Tensor, *, now: bool = False) -> bool:
+    """Ask the system for pages of 2 MiB under a tensor: for what is not written yet, or `now` for all of it.
+
+    False where it has none to give.
+    """
+    given: bool = torch.ops.kaminari.huge_pages(tensor, now)
     return given
 
 

@@ -104,8 +104,9 @@ class OwnLayout(Layout):
         self.activation_bits = activation_bits
         padded = -(-rows // operators.PANEL) * operators.PANEL
         groups = columns // scheme.group
+        codes = library.on_large_pages(torch.empty(padded * columns * scheme.bits // 8, dtype=torch.uint8))
         # Zeros: the last panel's rows that do not exist are computed, though never shown.
-        self.register_buffer("codes", torch.zeros(padded * columns * scheme.bits // 8, dtype=torch.uint8))
+        self.register_buffer("codes", codes.zero_())
         self.register_buffer("scales", torch.zeros(padded * groups, dtype=torch.bfloat16))
         self.register_buffer("zeros", torch.zeros(padded * groups, dtype=torch.uint8))
 

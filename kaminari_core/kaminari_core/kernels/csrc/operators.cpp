@@ -209,8 +209,9 @@ Tensor decode_attention_op(const Tensor& query, const Tensor& keys, const Tensor
   return out;
 }
 
-// Ask for pages of 2 MiB where `tensor` lies, at once where the system can; false where it does not know how.
-bool huge_pages_op(const Tensor& tensor) {
+// Ask for pages of 2 MiB where `tensor` lies, for what is not written yet; with `now`, what is there moves as well. False where the
+// system does not do it.
+bool huge_pages_op(const Tensor& tensor, bool now) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
 #ifndef MADV_COLLAPSE
 #define MADV_COLLAPSE 25
@@ -220,7 +221,7 @@ bool huge_pages_op(const Tensor& tensor) {
   const uintptr_t first = (start + kPage - 1) / kPage * kPage, last = (start + tensor.nbytes()) / kPage * kPage;
   if (first >= last || madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE) != 0) return false;
   const uintptr_t inner = (first + kHuge - 1) / kHuge * kHuge, outer = last / kHuge * kHuge;
-  return inner >= outer || madvise(reinterpret_cast<void*>(inner), outer - inner, MADV_COLLAPSE) == 0;
+  return !now || inner >= outer || madvise(reinterpret_cast<void*>(inner), outer - inner, MADV_COLLAPSE) == 0;
 #else
   return false;
 #endif
@@ -242,7 +243,7 @@ TORCH_LIBRARY(kaminari, library) {
   library.def(
       "pack_codes(Tensor codes, Tensor scales, Tensor zeros, int first, int group, int bits, Tensor(a!) packed,"
       " Tensor(b!) packed_scales, Tensor(c!) packed_zeros) -> ()");
-  library.def("huge_pages(Tensor tensor) -> bool");
+  library.def("huge_pages(Tensor tensor, bool now) -> bool");
 }
 
 TORCH_LIBRARY_IMPL(kaminari, CPU, library) {
