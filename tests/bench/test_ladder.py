@@ -123,6 +123,8 @@ def test_names_of_rungs_are_checked() -> None:
         (["--ladder", "--packed", "int4"], "give NAME=DIR"),
         (["--ladder", "--packed", "int4=nowhere"], "nowhere, which is no directory"),
         (["--ladder", "--rungs", "fastest"], "There is no rung 'fastest'"),
+        (["--ladder", "--rungs", "hf-dynamic", "--no-memory"], "none was chosen"),
+        (["--ladder", "--rungs", "hf-dynamic,int4", "--no-memory"], "no packed directory 'int4'"),
     ],
 )
 def test_what_cannot_be_used_is_one_clear_line(registry: Registry, options: list[str], said: str) -> None:

@@ -81,16 +81,12 @@ def climb(
     with Contenders(registry, model, checkpoint, base, packed, progress) as contenders:
         peaks = _peaks(contenders, plan, progress) if plan.memory else {}
         refused = contenders.load(plan.rungs)
-        rungs = [rung for rung in plan.rungs if rung.name not in refused]
-        ours = [rung for rung in rungs if rung.stock is None]
-        if not ours:
-            raise UsageError("no rung of the ladder can be run here: " + "; ".join(refused.values()))
-        engine = contenders.engine(ours[0])
+        engine = contenders.engine(_ours(plan.rungs, refused)[0])
         short = prompt_of(engine, min(SHORT, plan.prompt_tokens))
+        refused |= _warm_up(contenders, [rung for rung in plan.rungs if rung.name not in refused], short, progress)
+        ours = _ours(plan.rungs, refused)
+        rungs = [rung for rung in plan.rungs if rung.name not in refused]
         errors = _errors(contenders, ours, short)
-        for done, rung in enumerate(rungs):
-            progress("warm up", done, len(rungs))
-            contenders.serve(rung, short, 3)
         request = prompt_of(engine, plan.prompt_tokens)
         turns, bandwidths = _rounds(contenders, rungs, request, plan, ends, progress)
         bandwidth = statistics.median(bandwidths)
@@ -134,6 +130,27 @@ def _peaks(contenders: Contenders, plan: Plan, progress: Progress) -> dict[str, 
             logger.debug("no peak memory of %s: %s", rung.name, error)
     progress("memory", len(rungs), len(rungs))
     return found
+
+
+def _ours(rungs: Sequence[Rung], refused: Mapping[str, str]) -> list[Rung]:
+    """The rungs of ours that can be run. Raises UsageError when there is none."""
+    found = [rung for rung in rungs if rung.stock is None and rung.name not in refused]
+    if not found:
+        raise UsageError("no rung of kaminari's own can be run: " + ("; ".join(refused.values()) or "none was chosen"))
+    return found
+
+
+def _warm_up(contenders: Contenders, rungs: Sequence[Rung], request: Request, progress: Progress) -> dict[str, str]:
+    """Let every rung decode a little; returns the reasons of those that fail."""
+    refused = {}
+    for done, rung in enumerate(rungs):
+        progress("warm up", done, len(rungs))
+        try:
+            contenders.serve(rung, request, 3)
+        except KaminariError as error:
+            refused[rung.name] = str(error)
+    progress("warm up", len(rungs), len(rungs))
+    return refused
 
 
 def _errors(contenders: Contenders, rungs: Sequence[Rung], request: Request) -> dict[str, LogitError]:

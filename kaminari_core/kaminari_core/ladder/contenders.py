@@ -96,7 +96,7 @@ class Contenders:
                 self._open(rung, most[self.config(rung)])
             except KaminariError as error:
                 refused[rung.name] = str(error)
-        if any(rung.stock for rung in rungs):
+        if self._models and any(rung.stock for rung in rungs):
             first = next(iter(self._models.values()))[0]
             self._stock = self.spec.load_reference()(self.folder, first.device, first.dtype)
         return refused

@@ -23,7 +23,7 @@ def _peak(model: str, checkpoint: str, config: EngineConfig, prompt_tokens: int,
     import torch
 
     torch.set_num_threads(threads)
-    return _ours(model, checkpoint, config, prompt_tokens) if not stock else _stock(model, checkpoint, prompt_tokens)
+    return (_stock if stock else _ours)(model, checkpoint, config, prompt_tokens)
 
 
 def _ours(model: str, checkpoint: str, config: EngineConfig, prompt_tokens: int) -> int:
@@ -42,7 +42,7 @@ def _ours(model: str, checkpoint: str, config: EngineConfig, prompt_tokens: int)
         engine.close()
 
 
-def _stock(model: str, checkpoint: str, prompt_tokens: int) -> int:
+def _stock(model: str, checkpoint: str, config: EngineConfig, prompt_tokens: int) -> int:
     """The stock class alone: our model is never loaded, so the prompt is ids of nothing in particular."""
     import torch
 
@@ -53,8 +53,8 @@ def _stock(model: str, checkpoint: str, prompt_tokens: int) -> int:
     from kaminari_core.stats import peak_memory
 
     spec, folder = resolve(load_registry(only=selected_plugins()), model, checkpoint)
-    device = resolve_device("auto")
-    reference = spec.load_reference()(folder, device, resolve_dtype("auto", device, folder))
+    device = resolve_device(config.device)
+    reference = spec.load_reference()(folder, device, resolve_dtype(config.dtype, device, folder))
     tokens = tuple(range(100, 100 + prompt_tokens))
     prepared = Prepared(Request(()), tokens, torch.arange(prompt_tokens).expand(3, -1), next_position=prompt_tokens)
     reference.greedy(prepared, NEW_TOKENS)
