@@ -155,7 +155,7 @@ def _raise_failure(event: Event) -> None:
 async def unless_client_leaves(receive: Receive, waiting: Coroutine[Any, Any, Reply]) -> Reply:
     """Await `waiting`, but stop and raise ClientGoneError when the client closes its connection first.
 
-    For replies without a stream: only there does nothing else listen for the disconnect.
+    For replies without a stream and for streams that have not begun: only there does nothing else listen for the disconnect.
     """
     work = asyncio.create_task(waiting)
     gone = asyncio.create_task(_disconnect(receive))

@@ -41,7 +41,7 @@ async def complete(request: HttpRequest) -> Response:
         )
         reply = _Reply(asked, call)
         if asked.stream:
-            return await open_stream(call, reply.events())
+            return await open_stream(call, reply.events(), request.receive)
         try:
             return json_reply(reply.completion(await unless_client_leaves(request.receive, call.results())))
         finally:

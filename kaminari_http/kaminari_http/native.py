@@ -49,7 +49,7 @@ async def generate(request: HttpRequest) -> Response:
 async def generate_stream(request: HttpRequest) -> Response:
     """POST /generate_stream: an event per token, then one with the whole reply."""
     asked, call = await _begin(request)
-    return await open_stream(call, _events(asked, call))
+    return await open_stream(call, _events(asked, call), request.receive)
 
 
 async def _begin(request: HttpRequest) -> tuple[GenerateRequest, Call]:

@@ -101,7 +101,7 @@ async def complete_chat(request: HttpRequest) -> Response:
     choices = await run_in_threadpool(_choices, asked, fetched, service.engine(asked.model))
     reply = _Reply.begin(service, asked, choices, request_id(request))
     if asked.stream:
-        return await open_stream(reply.call, reply.events())
+        return await open_stream(reply.call, reply.events(), request.receive)
     try:
         return json_reply(reply.completion(await unless_client_leaves(request.receive, reply.call.results())))
     finally:

@@ -61,7 +61,7 @@ async def respond(request: HttpRequest) -> Response:
         call = Call.submit(engine, asked.model, [wanted], service.metrics, request_id(request))
         reply = _Reply(asked, call)
         if asked.stream:
-            return await open_stream(call, reply.events())
+            return await open_stream(call, reply.events(), request.receive)
         try:
             [result] = await unless_client_leaves(request.receive, call.results())
         finally:

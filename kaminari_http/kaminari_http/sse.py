@@ -11,7 +11,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
 from kaminari_core.errors import KaminariError
-from kaminari_http.call import Call
+from kaminari_http.call import Call, unless_client_leaves
 from kaminari_http.errors import failure_of
 
 logger = logging.getLogger(__name__)
@@ -55,10 +55,12 @@ class EventStream(EventSourceResponse):
             self._call.cancel()
 
 
-async def open_stream(call: Call, events: AsyncIterator[bytes]) -> EventStream:
-    """Answer with `events` of a call. Raises the failure of a request that fails before the first event."""
+async def open_stream(call: Call, events: AsyncIterator[bytes], receive: Receive) -> EventStream:
+    """Answer with `events` of a call. Raises the failure of a request that fails before the first event, and ClientGoneError
+    when the client leaves before it.
+    """
     try:
-        await call.first(FIRST_EVENT_SECONDS)
+        await unless_client_leaves(receive, call.first(FIRST_EVENT_SECONDS))
     except BaseException:
         call.cancel()
         raise

@@ -62,15 +62,16 @@ def test_client_that_leaves_after_two_chunks(start: Start) -> None:
     assert server.engine.stats().finished == {"cancelled": 1}
 
 
-def test_client_that_leaves_while_it_waits_in_the_queue(start: Start) -> None:
-    server = start(SlowEcho, slots=1)
-    with ThreadPoolExecutor() as pool:
-        served = pool.submit(server.chat, "y" * 100)
-        wait_until(lambda: server.engine.stats().running == 1)
-        with pytest.raises(httpx2.TimeoutException):
-            server.post("/v1/chat/completions", chat_body("never"), timeout=0.1)
-        wait_until(lambda: server.engine.stats().finished.get("cancelled") == 1)
-        assert served.result().status_code == 200
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_leaves_while_it_waits_in_the_queue(start: Start, stream: bool) -> None:
+    server = start(SlowEcho, slots=1, max_length=20_000, max_tokens=10_000)
+    running = server.openai().chat.completions.create(**chat_body("y" * 9000, max_tokens=9000), stream=True)
+    next(running)
+    with pytest.raises(httpx2.TimeoutException):
+        server.post("/v1/chat/completions", chat_body("never", stream=stream), timeout=0.1)
+    wait_until(lambda: server.engine.stats().finished.get("cancelled") == 1)
+    assert server.engine.stats().running == 1
+    running.close()
     server.settle()
 
 
