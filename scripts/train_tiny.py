@@ -172,7 +172,9 @@ def main() -> None:
     parser.add_argument("--architecture", choices=sorted(FAMILIES), default="qwen3vl")
     parser.add_argument("--plan", default="whole", help="whole, further, or another of the architecture's plans")
     parser.add_argument("--from-stage", type=int, default=0, help="skip the plan's first stages")
-    parser.add_argument("--stretch", type=float, default=1.0, help="times the plan's minutes, for a slower or a busy machine")
+    parser.add_argument(
+        "--stretch", type=float, default=1.0, help="times the plan's minutes, for a slower or a busy machine"
+    )
     parser.add_argument("--out", type=Path, default=Path("build/train_tiny"))
     parser.add_argument("--resume", type=Path, help="a checkpoint folder to start from")
     parser.add_argument("--carry-on", action="store_true", help="continue from OUT/state.pt, optimizer state included")
