@@ -12,8 +12,12 @@ from torch import nn
 from kaminari_core.cli import program
 from kaminari_core.config import EngineConfig
 from kaminari_core.fit.cases import make_case
+from kaminari_core.fit.measured import allocation_peak
+from kaminari_core.fit.weights import Converted
 from kaminari_core.launch import load_model
 from kaminari_core.progress import silent
+from kaminari_core.quantization.layouts import PlainLayout
+from kaminari_core.quantization.scheme import Codes, Scheme
 from kaminari_core.registry import Registry
 from tests.fit.conftest import KINDS
 
@@ -59,3 +63,20 @@ def test_a_packed_directory(
     # What would be, asked of the plain directory, is what is.
     asked = EngineConfig(device="cpu", dtype="bfloat16", quantizer=quantizer)
     assert make_case(spec, source, asked, "cpu", head=head).weights.kinds == weights.kinds
+
+
+def test_a_weight_without_a_product_of_its_own_is_made_full_in_parts() -> None:
+    rows, columns, scheme = 48_000, 512, Scheme(8)
+    layout = PlainLayout(rows, columns, scheme, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 256, (rows, columns), dtype=torch.uint8, generator=generator)
+    scales = torch.rand(rows, columns // scheme.group, generator=generator)
+    layout.place(0, Codes(codes, scales, torch.full_like(scales, 128, dtype=torch.uint8)))
+    x = torch.randn(2, columns, generator=generator)
+    out: list[torch.Tensor] = []
+    peak = allocation_peak(lambda: out.append(layout(x)), torch.device("cpu"))
+    # On a card, this is what the plan counts for it; whole, it would be half as much again.
+    assert peak <= Converted(8, 64).rebuilt((rows, columns), 4, "cuda") + 2 * out[0].nbytes < rows * columns * 3 * 4
+    for part in (slice(0, 10), slice(32_760, 32_776), slice(rows - 10, rows)):
+        expected = x @ ((codes[part].float() - 128) * scales[part].repeat_interleave(64, dim=1)).T
+        torch.testing.assert_close(out[0][:, part], expected, rtol=1e-4, atol=1e-2)

@@ -20,7 +20,9 @@ BITS: Mapping[str, int] = {"int4": 4, "int8": 8}
 GROUP_BYTES = 4
 """Scale and zero point of one group, in the layout of torch's 4-bit product. The kernels for CPUs need 3."""
 BUFFER = 8 * 2**20
-"""On a CPU, the part of a quantized weight that is made full again at a time."""
+"""On a CPU, the part of a quantized weight in bytes that is made full again at a time."""
+PLAIN = 16 * 2**20
+"""On a card, the elements of one without a product of its own that are; see `quantization.layouts`."""
 GROUPS = (64, 32)
 """Weights that share a scale: the first of these that divides a row."""
 
@@ -38,12 +40,13 @@ class Converted:
         return rows * columns * self.bits // 8 + rows * (columns // self.group) * GROUP_BYTES
 
     def rebuilt(self, shape: tuple[int, ...], item: int, device: str) -> int:
-        """What a product makes of the weight for a moment. On a card, what torch has no product for is made full in float32."""
+        """What a product makes of the weight for a moment. On a card, what torch has no product for is made full in
+        float32: the codes, less their zero points, times their scales."""
         rows, columns = shape
         if device == "cpu":
             return min(BUFFER, rows * columns * item)
         served = self.bits == 4 and columns % 128 == 0 and rows % 8 == 0
-        return 0 if served else rows * columns * (2 * 4 + item)
+        return 0 if served else min(PLAIN, rows * columns) * 3 * 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,9 @@ _FULL_FROM = 64
 _FULL_BYTES = 8 * 2**20
 """Of the weight so much is made full at a time, in a buffer that stays in the processor's cache."""
 
+_PLAIN_ELEMENTS = 16 * 2**20
+"""Of a weight without a product of its own so much is made full at a time: a whole output head would take gigabytes."""
+
 
 class Layout(nn.Module):
     """The weight (N, K) of one layer. Rows arrive by `place`, each once; `finish` is called behind the last."""
@@ -76,16 +79,22 @@ class PlainLayout(Layout):
 
     def forward(self, x: Tensor) -> Tensor:
         """See Layout."""
-        return F.linear(x, self._weight(x.dtype))
+        step = max(1, _PLAIN_ELEMENTS // self.columns)
+        if step >= self.rows:
+            return F.linear(x, self._weight(0, self.rows, x.dtype))
+        parts = [F.linear(x, self._weight(first, first + step, x.dtype)) for first in range(0, self.rows, step)]
+        return torch.cat(parts, dim=-1)
 
     def dequantized(self) -> Tensor:
         """See Layout."""
-        return self._weight(torch.float32)
+        return self._weight(0, self.rows, torch.float32)
 
-    def _weight(self, dtype: torch.dtype) -> Tensor:
-        codes = unpack_nibbles(self.codes) if self.scheme.bits == 4 else self.codes
-        grouped = codes.view(self.rows, -1, self.scheme.group).to(torch.float32)
-        return ((grouped - self.zeros[..., None]) * self.scales[..., None]).view(self.rows, self.columns).to(dtype)
+    def _weight(self, start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        rows = slice(start, stop)
+        codes = unpack_nibbles(self.codes[rows]) if self.scheme.bits == 4 else self.codes[rows]
+        grouped = codes.view(len(codes), -1, self.scheme.group).to(torch.float32)
+        full = (grouped - self.zeros[rows, :, None]) * self.scales[rows, :, None]
+        return full.view(len(codes), self.columns).to(dtype)
 
 
 class OwnLayout(Layout):
