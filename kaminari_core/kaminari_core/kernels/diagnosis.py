@@ -113,6 +113,7 @@ def _kernels(compile: bool, progress: Progress) -> dict[str, Any]:
         if not compile and not path.exists():
             reason = "they are compiled when an engine opens on the CPU; --compile does it now"
             return {"state": "not compiled", "reason": reason, "library": str(path)}
+        library.ensure(progress)
         library.load(progress)
     except library.BuildError as error:
         return {"state": "missing", "reason": str(error)}

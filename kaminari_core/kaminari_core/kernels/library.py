@@ -101,8 +101,22 @@ def library_path(compiler: Compiler) -> Path:
     return cache_directory() / "kernels" / digest.hexdigest()[:20] / "libkaminari.so"
 
 
-def load(progress: Progress) -> Path:
-    """Load the kernels into this process, compiling them if that was not done before; returns the library.
+def load(progress: Progress) -> None:
+    """Load the kernels into this process, unless they are there, compiling them if nobody has. Raises BuildError; see `ensure`."""
+    if loaded():
+        return
+    path = ensure(progress)
+    try:
+        with _locked(path.with_name("lock")):
+            if not loaded():
+                torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+                _register()
+    except OSError as error:
+        raise BuildError(f"{path} cannot be loaded: {error}") from error
+
+
+def ensure(progress: Progress) -> Path:
+    """The library in the cache, compiled if that was not done before.
 
     `progress` is told of each compiled file, under the name `kernels`. Raises BuildError.
     """
@@ -113,9 +127,6 @@ def load(progress: Progress) -> Path:
         with _locked(path.with_name("lock")):
             if not path.exists():
                 _build(compiler, path, progress)
-            if not loaded():
-                torch.ops.load_library(path)  # type: ignore[no-untyped-call]
-                _register()
     except OSError as error:
         raise BuildError(f"{path.parent} cannot be used: {error}") from error
     return path
