@@ -102,7 +102,7 @@ def library_path(compiler: Compiler) -> Path:
 
 
 def load(progress: Progress) -> None:
-    """Load the kernels into this process, unless they are there, compiling them if nobody has. Raises BuildError; see `ensure`."""
+    """Load the kernels into this process, unless they are there; see `ensure`. Raises BuildError."""
     if loaded():
         return
     path = ensure(progress)
