@@ -20,8 +20,9 @@ import argparse
 import json
 import shlex
 import sys
-import tempfile
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,14 @@ from kaminari_core.cache import StaticCache
 from kaminari_core.checkpoint import resolve
 from kaminari_core.config import EngineConfig
 from kaminari_core.flow import Message, Request, TextPart
+from kaminari_core.kernels.adoption import choose
 from kaminari_core.layer_call import run_layer
 from kaminari_core.progress import silent
-from kaminari_core.protocols import Model, Step
+from kaminari_core.protocols import Model, Quantizer, Step
+from kaminari_core.quantization.linear import QuantizedLinear
+from kaminari_core.quantization.manifest import PARTS
+from kaminari_core.quantization.scheme import Codes, Scheme
+from kaminari_core.quantization.selection import networks, targets
 from kaminari_core.registry import Registry, load_registry
 
 TEXT = "The invoice of 14 March lists three items: oat milk at 3.90, rye bread at 2.75 and tomato soup at 1.80. " * 2
@@ -61,24 +67,25 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--ways", type=int, nargs="+", default=range(len(WAYS)), help="numbers of those to try, from 0")
     parser.add_argument("--kernels", nargs="+", default=["plain", "own"])
-    parser.add_argument("--work", type=Path, help="where packed checkpoints are made, a few gigabytes in all")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     registry = load_registry()
+    if "own" in options.kernels:
+        choose("own", torch.device("cpu"), silent)
     rows: list[dict[str, Any]] = []
-    tokens, full = run(registry, options.model, options.checkpoint, options, "plain", None)
-    for quantizer, group, scale, head in (WAYS[number] for number in options.ways):
-        with tempfile.TemporaryDirectory(dir=options.work) as name:
-            target = Path(name) / "packed"
-            pack_one(registry, options.model, options.checkpoint, target, (quantizer, group, scale, head))
-            for kernels in options.kernels:
-                _, logits = run(registry, options.model, str(target), options, kernels, tokens)
-                rows.append({
-                    "quantizer": quantizer, "group": group, "scale": scale, "head": head, "kernels": kernels,
-                    **compared(logits, full),
-                })  # fmt: skip
-                print(line(rows[-1]), flush=True)
-                write(rows, options)
+    spec, folder = resolve(registry, options.model, options.checkpoint)
+    config = EngineConfig(device="cpu", dtype=options.dtype, compile=False, max_length=1024, kernels="plain")
+    model: Model = spec.load()(folder, config, torch.device("cpu"), silent)
+    tokens, full = run(model, options.steps, None)
+    for way in (WAYS[number] for number in options.ways):
+        codes = codes_of(registry, model, way)
+        for kernels in options.kernels:
+            with swapped(model, codes, kernels):
+                _, logits = run(model, options.steps, tokens)
+            names = dict(zip(("quantizer", "group", "scale", "head"), way, strict=True))
+            rows.append({**names, "kernels": kernels, **compared(logits, full)})
+            print(line(rows[-1]), flush=True)
+            write(rows, options)
 
 
 def write(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
@@ -101,30 +108,48 @@ def facts() -> dict[str, Any]:
     }
 
 
-def pack_one(registry: Registry, model: str, checkpoint: str, out: Path, way: tuple[str, int, str, str]) -> None:
-    """Pack a checkpoint."""
-    from kaminari_core.quantization.packing import Order, pack
-    from kaminari_core.quantization.source import open_source
-
-    spec, folder = resolve(registry, model, checkpoint)
+def codes_of(registry: Registry, model: Model, way: tuple[str, int, str, str]) -> dict[str, Codes]:
+    """The codes of every layer that `kaminari quantize` would convert, by its name; weights fused in the model at once."""
     quantizer, group, scale, head = way
-    heads = None if head == "none" else registry.quantizer(head).load()()
-    order = Order(quantizer, registry.quantizer(quantizer).load()(), heads, group, scale)  # type: ignore[arg-type]
-    pack(spec, open_source(folder), out, order, {}, silent)
+    body = registry.quantizer(quantizer).load()()
+    heads = body if head == "none" else registry.quantizer(head).load()()
+    (network,) = networks(model).values()
+    found = {}
+    for target in targets(model, heads=head != "none"):
+        chosen: Quantizer = heads if target.head else body
+        scheme = Scheme(chosen.bits, group).for_columns(target.columns)
+        assert scheme is not None, "groups that divide the columns"
+        weight = network.get_parameter(f"{target.layer}.weight")
+        parts = [chosen.quantize(rows, scheme, scale, None) for rows in torch.split(weight, 2048)]  # type: ignore[arg-type]
+        found[target.layer] = Codes(*(torch.cat([getattr(one, part) for one in parts]) for part in PARTS))
+    return found
 
 
-def run(
-    registry: Registry, name: str, checkpoint: str, options: argparse.Namespace, kernels: str, tokens: list[int] | None
-) -> tuple[list[int], Tensor]:
+@contextmanager
+def swapped(model: Model, codes: Mapping[str, Codes], kernels: str) -> Iterator[None]:
+    """The model with quantized layers in the place of its own."""
+    (network,) = networks(model).values()
+    kept = {name: network.get_submodule(name) for name in codes}
+    for name, one in codes.items():
+        rows, columns = one.codes.shape
+        bits = 4 if int(one.codes.max()) < 16 else 8
+        layer = QuantizedLinear(columns, rows, Scheme(bits, one.group), layout=kernels)  # type: ignore[arg-type]
+        layer.place(0, one, torch.device("cpu"), model.dtype)
+        network.set_submodule(name, layer)
+    try:
+        yield
+    finally:
+        for name, module in kept.items():
+            network.set_submodule(name, module)
+
+
+def run(model: Model, steps: int, tokens: list[int] | None) -> tuple[list[int], Tensor]:
     """The logits, float32 (steps, vocabulary), of a reply that is `tokens`, or the greedy one when None; and its tokens."""
-    spec, folder = resolve(registry, name, checkpoint)
-    config = EngineConfig(device="cpu", dtype=options.dtype, compile=False, max_length=1024, kernels=kernels)  # type: ignore[arg-type]
-    model: Model = spec.load()(folder, config, torch.device("cpu"), silent)
     prepared = model.prepare(Request((Message("user", (TextPart(TEXT),)),)))
-    cache = StaticCache(model.shape, 1, prepared.length + options.steps, model.device, model.dtype)
+    cache = StaticCache(model.shape, 1, prepared.length + steps, model.device, model.dtype)
     logits = model.prefill(model.embed(prepared), 0, prepared.length, cache, cache.claim())
     kept, chosen = [logits.float()], []
-    for step in range(options.steps - 1):
+    for step in range(steps - 1):
         chosen.append(int(kept[-1].argmax()) if tokens is None else tokens[step])
         fed = (chosen[-1], prepared.next_position + step, prepared.length + step)
         ids, positions, cursors = (torch.tensor([[value]]) for value in fed)
