@@ -126,10 +126,11 @@ KAMINARI_AVX512 void tile_avx512(const QuantizedRows& x, const PackedWeight& w, 
   for (int m = 0; m < M; ++m) store_panel(out + (row + m) * w.rows + panel * kPanel, total[m], channels(w, panel));
 }
 
-// As above for channels 0-7 and 8-15 one after the other. Sixteen-bit sums of products with 4-bit numbers cannot overflow within 16
-// of them: 16 * 15 * 128 < 2^15; so 8-bit codes are taken as two 4-bit numbers.
+// As above for channels 0-7 and 8-15 one after the other. A 16-bit sum takes 16 products with 4-bit numbers and no more:
+// 16 * 15 * 128 < 2^15. So at 4 bits both halves of four loads share one, and 8-bit codes are taken as two 4-bit numbers.
 template <int BITS, int DIGITS, int M, typename T>
 KAMINARI_AVX2 void tile_avx2(const QuantizedRows& x, const PackedWeight& w, T* out, int64_t panel, int64_t row) {
+  constexpr int STEP = BITS == 4 ? 8 : 4, STEPS = BITS == 4 ? 4 : 8, HALVES = BITS == 4 ? 1 : 2;
   const __m256i mask = _mm256_set1_epi8(0x0f), ones = _mm256_set1_epi16(1), sixteens = _mm256_set1_epi16(16);
   const int64_t groups = w.columns / w.group;
   for (int half = 0; half < 2; ++half) {
@@ -139,37 +140,56 @@ KAMINARI_AVX2 void tile_avx2(const QuantizedRows& x, const PackedWeight& w, T* o
     for (int64_t g = 0; g < groups; ++g) {
       const Group part = group_of(w, panel, g);
       const int64_t at = g * x.rows + row;
+      const int8_t* digits = x.digits + at * DIGITS * w.group;
       const __m128i zero_bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(part.zeros + 8 * half));
       const __m256i zeros = _mm256_cvtepu8_epi32(zero_bytes);
+      __m256i sum[M][DIGITS];
+#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+        for (int d = 0; d < DIGITS; ++d)
+          sum[m][d] = _mm256_madd_epi16(zeros, _mm256_set1_epi32(x.sums[(at + m) * DIGITS + d]));
+      const uint8_t* codes = part.codes + 32 * half;
+      for (int64_t k = 0; k < w.group;) {
+        __m256i products[M][DIGITS][HALVES];
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+          for (int d = 0; d < DIGITS; ++d)
+#pragma GCC unroll 2
+            for (int h = 0; h < HALVES; ++h) products[m][d][h] = _mm256_setzero_si256();
+        for (int step = 0; step < STEPS; ++step, k += STEP, codes += 64) {
+          _mm_prefetch(reinterpret_cast<const char*>(codes + kAhead), _MM_HINT_T0);
+          const __m256i word = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
+          const __m256i low = _mm256_and_si256(word, mask);
+          const __m256i high = _mm256_and_si256(_mm256_srli_epi16(word, 4), mask);
+#pragma GCC unroll 4
+          for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+            for (int d = 0; d < DIGITS; ++d) {
+              const int8_t* from = digits + (m * DIGITS + d) * w.group + k;
+              const __m256i first = _mm256_set1_epi32(four(from));
+              const __m256i second = BITS == 4 ? _mm256_set1_epi32(four(from + 4)) : first;
+              __m256i& last = products[m][d][HALVES - 1];
+              products[m][d][0] = _mm256_add_epi16(products[m][d][0], _mm256_maddubs_epi16(low, first));
+              last = _mm256_add_epi16(last, _mm256_maddubs_epi16(high, second));
+            }
+        }
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+          for (int d = 0; d < DIGITS; ++d) {
+            sum[m][d] = _mm256_add_epi32(sum[m][d], _mm256_madd_epi16(products[m][d][0], ones));
+            if (BITS == 8)
+              sum[m][d] = _mm256_add_epi32(sum[m][d], _mm256_madd_epi16(products[m][d][HALVES - 1], sixteens));
+          }
+      }
       const __m128i scale_halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(part.scales + 8 * half));
       const __m256 scales = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(scale_halves), 16));
-      constexpr int STEP = BITS == 4 ? 8 : 4;
-      // Products that one 16-bit sum may take: two k of a pair in each of `STEPS` loads, twice at 4 bits.
-      constexpr int STEPS = BITS == 4 ? 4 : 8;
 #pragma GCC unroll 4
       for (int m = 0; m < M; ++m) {
-        __m256i whole = _mm256_setzero_si256();
-#pragma GCC unroll 2
-        for (int d = 0; d < DIGITS; ++d) {
-          const int8_t* digits = x.digits + ((at + m) * DIGITS + d) * w.group;
-          __m256i sum = _mm256_madd_epi16(zeros, _mm256_set1_epi32(x.sums[(at + m) * DIGITS + d]));
-          const uint8_t* codes = part.codes + 32 * half;
-          for (int64_t k = 0; k < w.group;) {
-            __m256i low = _mm256_setzero_si256(), high = _mm256_setzero_si256();
-#pragma GCC unroll 8
-            for (int step = 0; step < STEPS; ++step, k += STEP, codes += 64) {
-              const __m256i word = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes));
-              const __m256i nibbles = _mm256_and_si256(_mm256_srli_epi16(word, 4), mask);
-              const __m256i first = _mm256_set1_epi32(four(digits + k));
-              const __m256i second = BITS == 4 ? _mm256_set1_epi32(four(digits + k + 4)) : first;
-              low = _mm256_add_epi16(low, _mm256_maddubs_epi16(_mm256_and_si256(word, mask), first));
-              high = _mm256_add_epi16(high, _mm256_maddubs_epi16(nibbles, second));
-            }
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(low, ones));
-            sum = _mm256_add_epi32(sum, _mm256_madd_epi16(high, BITS == 4 ? ones : sixteens));
-          }
-          whole = _mm256_add_epi32(_mm256_slli_epi32(whole, 8), sum);
-        }
+        const __m256i whole =
+            DIGITS == 1 ? sum[m][0] : _mm256_add_epi32(_mm256_slli_epi32(sum[m][0], 8), sum[m][DIGITS - 1]);
         const __m256 scaled = _mm256_mul_ps(_mm256_cvtepi32_ps(whole), _mm256_set1_ps(x.scales[at + m]));
         total[m] = _mm256_fmadd_ps(scaled, scales, total[m]);
       }
@@ -200,8 +220,10 @@ void linear_avx512(const QuantizedRows& x, const PackedWeight& w, T* out, int64_
 template <int BITS, int DIGITS, typename T>
 void linear_avx2(const QuantizedRows& x, const PackedWeight& w, T* out, int64_t panel) {
   int64_t row = 0;
-  for (; row + 4 <= x.rows; row += 4) tile_avx2<BITS, DIGITS, 4>(x, w, out, panel, row);
-  for (; row < x.rows; ++row) tile_avx2<BITS, DIGITS, 1>(x, w, out, panel, row);
+  constexpr int LARGE = DIGITS == 1 && BITS == 4 ? 4 : 2;
+  for (; row + LARGE <= x.rows; row += LARGE) tile_avx2<BITS, DIGITS, LARGE>(x, w, out, panel, row);
+  if (row + 2 <= x.rows) tile_avx2<BITS, DIGITS, 2>(x, w, out, panel, row), row += 2;
+  if (row < x.rows) tile_avx2<BITS, DIGITS, 1>(x, w, out, panel, row);
 }
 
 template <int BITS, int DIGITS, typename T>
