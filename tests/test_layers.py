@@ -138,6 +138,7 @@ def test_a_models_package_does_not_know_the_engine() -> None:
         "kaminari_core.commands_bench",
         "kaminari_core.commands_check",
         "kaminari_core.commands_compare",
+        "kaminari_core.commands_doctor",
         "kaminari_core.commands_compile",
         "kaminari_core.commands_eval",
         "kaminari_core.commands_fit",
