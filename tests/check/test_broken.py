@@ -139,7 +139,7 @@ def test_a_checkpoint_that_does_not_load_fails_every_item_that_needs_it(
     result = check("qwen3vl", "empty", "registration", "loading", "logits", "memory")
     assert result.exit_code == 1
     assert "1 passed, 3 failed, 0 not applicable" in result.output
-    assert result.output.count("has no vision_config") == 3
+    assert result.output.count("has no text_config") == 3
 
 
 def test_an_item_that_does_not_exist_is_told(check: Check) -> None:
