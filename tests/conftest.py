@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +22,7 @@ import torch
 from PIL import Image
 
 from kaminari_core.flow import ImagePart, Message, Part, Request, Role, TextPart
+from kaminari_core.kernels.library import BuildError, find_compiler, library_path
 
 # With more threads than free cores, small matrices are slower by a multiple: the threads wait for each other.
 torch.set_num_threads(1)
@@ -63,6 +66,18 @@ CONVERSATIONS: dict[str, tuple[Message, ...]] = {
 def conversation(request: pytest.FixtureRequest) -> Request:
     """Each conversation in turn."""
     return Request(CONVERSATIONS[request.param])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_kernels() -> None:
+    """Compile the CPU kernels where that was never done, so that no test that waits for a server waits for this as well."""
+    try:
+        done = library_path(find_compiler()).exists()
+    except BuildError:
+        return
+    if not done:
+        program = str(Path(sys.executable).with_name("kaminari"))
+        subprocess.run([program, "doctor", "--compile"], check=True)
 
 
 @pytest.fixture(scope="session")
