@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from kaminari_core.bench import measured_where, prompt_of
 from kaminari_core.config import EngineConfig
@@ -63,6 +64,7 @@ class Climbed:
     bandwidth_share: float | None
     peak_memory: int | None
     logits: LogitError | None
+    rounding: LogitError | None
     turns: Sequence[Turn]
 
 
@@ -153,20 +155,31 @@ def _warm_up(contenders: Contenders, rungs: Sequence[Rung], request: Request, pr
     return refused
 
 
-def _errors(contenders: Contenders, rungs: Sequence[Rung], request: Request) -> dict[str, LogitError]:
-    """The logit error of each rung whose weights or operators differ from those of the first rung, which is exact."""
-    exact = next((rung for rung in rungs if rung.form == SOURCE), None)
-    if exact is None:
-        return {}
-    model = contenders.model(exact)
-    prepared = model.prepare(request)
-    expected = forced_logits(model, prepared)
-    found = {id(model): LogitError(0.0, 1.0)}
+def _errors(
+    contenders: Contenders, rungs: Sequence[Rung], request: Request
+) -> dict[str, tuple[LogitError | None, LogitError]]:
+    """Two logit errors of each rung: to the first rung with the published weights, and to the first with its own weights.
+
+    The first is None where no rung has the published weights. The second is what its operators round, beside its weights.
+    """
+    logits: dict[int, Tensor] = {}
     for rung in rungs:
-        other = contenders.model(rung)
-        if id(other) not in found:
-            found[id(other)] = logit_error(forced_logits(other, prepared), expected)
-    return {rung.name: found[id(contenders.model(rung))] for rung in rungs}
+        model = contenders.model(rung)
+        if id(model) not in logits:
+            logits[id(model)] = forced_logits(model, model.prepare(request))
+    found: dict[str, tuple[LogitError | None, LogitError]] = {}
+    for rung in rungs:
+        mine = logits[id(contenders.model(rung))]
+        first = {form: _first(rungs, form) for form in (SOURCE, rung.form)}
+        to = {
+            form: logit_error(mine, logits[id(contenders.model(one))]) for form, one in first.items() if one is not None
+        }
+        found[rung.name] = to.get(SOURCE), to[rung.form]
+    return found
+
+
+def _first(rungs: Sequence[Rung], form: str) -> Rung | None:
+    return next((rung for rung in rungs if rung.form == form), None)
 
 
 def _rounds(
@@ -198,7 +211,7 @@ def _compare(
     bandwidth: float,
     plan: Plan,
     peaks: Mapping[str, int],
-    errors: Mapping[str, LogitError],
+    errors: Mapping[str, tuple[LogitError | None, LogitError]],
 ) -> list[Climbed]:
     speeds = {name: statistics.median(speed(turn) for turn in taken) for name, taken in turns.items()}
     live = plan.prompt_tokens + plan.new_tokens // 2
@@ -225,7 +238,8 @@ def _compare(
                 step_bytes=read,
                 bandwidth_share=None if read is None else read / step / bandwidth,
                 peak_memory=peaks.get(rung.name),
-                logits=errors.get(rung.name),
+                logits=errors[rung.name][0] if rung.name in errors else None,
+                rounding=errors[rung.name][1] if rung.name in errors else None,
                 turns=taken,
             )
         )
@@ -254,6 +268,7 @@ TABLE: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
     ("of bandwidth", lambda one: _number(one["bandwidth_share"], ".0%")),
     ("peak GB", lambda one: _number(one["peak_memory"], ".2f", 1e-9)),
     ("logit error", lambda one: "" if one["logits"] is None else f"{one['logits']['relative']:.1%}"),
+    ("of rounding", lambda one: "" if one["rounding"] is None else f"{one['rounding']['relative']:.1%}"),
     ("spread", lambda one: f"{one['spread']:.0%}"),
 )
 """Heads of the table and how each cell is written, for the terminal and for the document alike."""
