@@ -82,7 +82,11 @@ def _beside_llamacpp(result: dict[str, Any]) -> str:
         )
     heads = ["contender", "tokens/s", "x Q4_0", "TTFT ms", "resident GB", "in huge pages", "spread"]
     commands = "\n".join(one["command"] for one in result["beside_llamacpp"])
-    return f"{_table(heads, lines)}\n\nEach contender is a process:\n\n```\n{commands}\n```"
+    first = {one["contender"]: one["begins_with"] for one in result["beside_llamacpp"]}
+    alike = first.get("kaminari bf16", [])
+    same = "the same" if alike and alike == first.get("llama.cpp BF16") else "not the same"
+    words = f"In bfloat16 both sides begin their replies with {same} {len(alike)} tokens."
+    return f"{_table(heads, lines)}\n\n{words} Each contender is a process:\n\n```\n{commands}\n```"
 
 
 def _levels(result: dict[str, Any]) -> str:
