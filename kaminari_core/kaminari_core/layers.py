@@ -135,15 +135,21 @@ class Attention(nn.Module):
         stop = start + hidden.shape[0]
         if start == 0:
             # The fresh tensors, not the cache views: contiguous, and the same call that the reference makes.
-            past_k, past_v, mask = k.transpose(0, 1), v.transpose(0, 1), None
+            out = F.scaled_dot_product_attention(
+                q.transpose(0, 1)[None],
+                k.transpose(0, 1)[None],
+                v.transpose(0, 1)[None],
+                is_causal=True,
+                enable_gqa=True,
+            )
+            attended = out[0].transpose(0, 1).flatten(1)
         else:
-            past_k, past_v = keys[:, :stop], values[:, :stop]
+            # With a mask, grouped-query flags keep CUDA from the paths that hold no scores.
             reach = torch.arange(start, stop, device=hidden.device)
             mask = torch.arange(stop, device=hidden.device) <= reach[:, None]
-        out = F.scaled_dot_product_attention(
-            q.transpose(0, 1)[None], past_k[None], past_v[None], mask, is_causal=mask is None, enable_gqa=True
-        )
-        projected: Tensor = self.o_proj(out[0].transpose(0, 1).flatten(1))
+            mask = mask.repeat(self.heads // self.kv_heads, 1)[None, None]
+            attended = masked_attention(q[None], keys[None], values[None], mask)[0]
+        projected: Tensor = self.o_proj(attended)
         return projected
 
     def store(
