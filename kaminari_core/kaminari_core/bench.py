@@ -27,6 +27,7 @@ from kaminari_core.engine import Engine
 from kaminari_core.errors import RequestError
 from kaminari_core.flow import Event, Failed, Finished, ImagePart, Message, Request, Result, TextPart
 from kaminari_core.protocols import Progress, Reference, ReferenceMode
+from kaminari_core.threads import release_helpers
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +144,7 @@ def interleave(
     total = (rounds + warm_up) * len(contenders)
     for done in range(total):
         progress("measure", done, total)
+        release_helpers()
         measured = contenders[done % len(contenders)]()
         if done >= len(contenders) * warm_up:
             taken[done % len(contenders)].append(measured)

@@ -40,6 +40,7 @@ from kaminari_core.serving import Health, InSink, Sink, closing_behind, stream_e
 from kaminari_core.stats import Stats
 from kaminari_core.structured.constraint import Constraint
 from kaminari_core.structured.grammars import Grammars
+from kaminari_core.threads import release_helpers
 from kaminari_core.watch import Watch
 
 logger = logging.getLogger(__name__)
@@ -264,6 +265,7 @@ class Engine:
             failure = EngineError(f"preparing the request failed: {type(error).__name__}: {error}")
             self._send(opened, Failed(request.id, failure))
         else:
+            release_helpers()
             self._watch.prepared(request.id)
             with self._changed:
                 # One whose deadline passed has ended, and its id may be in use again.
@@ -315,6 +317,7 @@ class Engine:
         with self._changed:
             while (pause := self._pause()) > 0:
                 self._watch.resting()
+                release_helpers()
                 self._changed.wait(pause)
             # One may have arrived and ended, by its deadline, since the last call.
             arrived = [each for each in self._arrived if self._open.get(each[0].request.id) is each[0]]

@@ -49,6 +49,8 @@ def open_engine(
     engine's `config` has `device` and `dtype` resolved, and `max_length` no longer than the model's longest sequence. `watch` is
     told what the engine does. Raises KaminariError; every name is checked before anything is loaded.
     """
+    from kaminari_core.threads import release_helpers
+
     spec, folder = resolve(registry, model, checkpoint)
     registry.cache(config.cache), registry.scheduler(config.scheduler)
     calibration = calibration_of(folder, config.calibration)
@@ -59,6 +61,7 @@ def open_engine(
 
         warm_up_vision(loaded, progress)
         engine.warm_up(progress)
+    release_helpers()
     engine.start()
     return engine
 

@@ -25,6 +25,7 @@ from kaminari_core.ladder.rungs import SOURCE, Rung
 from kaminari_core.launch import engine_over, load_model
 from kaminari_core.protocols import Model, Progress, Reference
 from kaminari_core.registry import Registry
+from kaminari_core.threads import release_helpers
 
 GATHERING = 0.2
 """Seconds in which the rows of a turn are prepared; no time that is measured contains them."""
@@ -119,6 +120,8 @@ class Contenders:
 
     def serve(self, rung: Rung, request: Request, new_tokens: int) -> Turn:
         """Run one turn of a rung: `rows` copies of the request together, `new_tokens` each, past end tokens."""
+        # The stock class computes in this thread, as loading did.
+        release_helpers()
         if rung.stock is not None:
             return self._serve_stock(rung, request, new_tokens)
         engine = self.engine(rung)
