@@ -139,6 +139,33 @@ def _load(result: dict[str, Any]) -> str:
     return _table(heads, [f"| {size:.2f} | {result['shards']} | {peak:.2f} | {result['ratio']:.2f} |"])
 
 
+def _schedulers(result: dict[str, Any]) -> str:
+    gaps = [
+        f"| {name} | {one['p50']:.0f} | {one['p99']:.0f} | {one['max']:.0f} | {one['ttft']:.0f} |"
+        for name, one in result["gaps_ms"].items()
+    ]
+    served = [
+        f"| {name} | {one['tokens_per_s']:.0f} | {one['latency']:.0f} | {one['inter_token']:.1f} |"
+        for name, one in result["served"].items()
+    ]
+    long = _table(["prompt", "between tokens p50 ms", "p99 ms", "longest ms", "TTFT of the prompt ms"], gaps)
+    return f"{long}\n\n{_table(['scheduler', 'tokens/s', 'latency ms', 'between tokens ms'], served)}"
+
+
+def _supervision(result: dict[str, Any]) -> str:
+    lines = [
+        f"| {name} | {speed:.1f} | {result['processor_ms_per_step'][name]:.2f} |"
+        for name, speed in result["tokens_per_s"].items()
+    ]
+    settings, rounds = result["settings"], result["ratio_of_rounds"]
+    words = (
+        f"{settings['rows']} rows of {settings['tokens']} tokens, steps of {result['step_ms']:.1f} ms. Supervised reaches "
+        f"{result['ratio']:.3f} of the speed in process, the median of {len(rounds)} rounds from {min(rounds):.3f} to "
+        f"{max(rounds):.3f}; by processor time {result['processor_ratio']:.3f}."
+    )
+    return f"{_table(['engine', 'tokens/s', 'processor ms per step'], lines)}\n\n{words}"
+
+
 def _table(heads: list[str], lines: list[str]) -> str:
     return "\n".join([f"| {' | '.join(heads)} |", "| " + " | ".join("---" for _ in heads) + " |", *lines])
 
@@ -157,6 +184,8 @@ KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
     "starts": _compile,
     "ratio_to_short_cache": _length_buckets,
     "peak_resident": _load,
+    "gaps_ms": _schedulers,
+    "processor_ratio": _supervision,
     "results": _bench,
 }
 """Which table a result is, by a key that only its kind has."""

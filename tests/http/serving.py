@@ -7,7 +7,7 @@ import io
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -39,9 +39,12 @@ class Running:
     engine: Engine
     app: Starlette
     http: httpx2.Client
+    clients: ExitStack
 
     def openai(self, **settings: Any) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, **settings})
+        """A client that is closed with the server: one whose stream was left lying would leak its socket, some time later."""
+        client = OpenAI(base_url=f"{self.url}/v1", **{"api_key": "none", "max_retries": 0, **settings})
+        return self.clients.enter_context(client)
 
     def post(self, path: str, body: Any, **settings: Any) -> httpx2.Response:
         return self.http.post(path, json=body, **settings)
@@ -85,8 +88,8 @@ def running(engine: Engine, *, name: str = "echo", **settings: Any) -> Iterator[
     engines: Mapping[str, Engine] = {name: engine}
     app = build_app(engines, load_registry([PLUGIN]).routes(engines), AppConfig(**settings))
     with listen("127.0.0.1", 0) as listener, Server(app, listener) as server:
-        with httpx2.Client(base_url=server.url, timeout=30) as client:
-            yield Running(server.url, engine, app, client)
+        with httpx2.Client(base_url=server.url, timeout=30) as client, ExitStack() as clients:
+            yield Running(server.url, engine, app, client, clients)
         engine.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx2
@@ -41,8 +42,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         engines[name] = open_engine(registry, name, str(folder), config, silent)
     app = build_app(engines, registry.routes(engines), AppConfig())
     with listen("127.0.0.1", 0) as listener, Server(app, listener) as server:
-        with httpx2.Client(base_url=server.url, timeout=30) as client:
-            yield Running(server.url, engines["glmocr"], app, client)
+        with httpx2.Client(base_url=server.url, timeout=30) as client, ExitStack() as clients:
+            yield Running(server.url, engines["glmocr"], app, client, clients)
         for engine in engines.values():
             engine.close()
 
