@@ -21,7 +21,7 @@ from kaminari_core.flow import Embedded, Message, Request, TextPart
 from kaminari_core.ladder.accuracy import STEPS, forced_logits, logit_error
 from kaminari_core.ladder.bandwidth import ReadBandwidth, held_bytes, step_bytes
 from kaminari_core.ladder.climb import Plan, climb, table
-from kaminari_core.ladder.contenders import share_weights
+from kaminari_core.ladder.contenders import Contenders, share_weights
 from kaminari_core.ladder.memory import peak_of
 from kaminari_core.ladder.rungs import RUNGS, chosen
 from kaminari_core.launch import load_model
@@ -205,3 +205,15 @@ def test_the_peak_of_a_process_holds_its_weights(registry: Registry) -> None:
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     for stock in (False, True):
         assert peak_of("qwen3vl", folder, EAGER, 20, 1, stock) > weights
+
+
+def test_rungs_of_equal_settings_read_their_own_weights(registry: Registry, packed: Path) -> None:
+    rungs = [
+        dataclasses.replace(one, settings={"compile": False, "kernels": "aten"})
+        for one in chosen("eager,int4-head-aten")
+    ]
+    with Contenders(registry, "qwen3vl", "tiny", EAGER, {"int4-head": packed}, silent) as contenders:
+        assert contenders.load(rungs) == {}
+        full, packed_model = (contenders.engine(one).model for one in rungs)
+        assert [full, packed_model] == [contenders.model(one) for one in rungs]
+        assert held_bytes(full.network) > held_bytes(packed_model.network)  # type: ignore[attr-defined]

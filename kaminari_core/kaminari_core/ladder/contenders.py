@@ -44,6 +44,9 @@ class Turn:
     acceptance: float | None = None
 
 
+_Key = tuple[str, EngineConfig]
+
+
 class Contenders:
     """Engines and the stock implementation, made once and used in turns. A context manager: engines are closed at its end."""
 
@@ -61,7 +64,7 @@ class Contenders:
         self._registry, self._base, self._progress = registry, dataclasses.replace(base, plan=False), progress
         self.folders: Mapping[str, Path] = {SOURCE: self.folder, **packed}
         self._models: dict[tuple[Any, ...], tuple[Model, EngineConfig]] = {}
-        self._engines: dict[EngineConfig, Engine] = {}
+        self._engines: dict[_Key, Engine] = {}
         self._stock: Reference | None = None
         self._opened = ExitStack()
 
@@ -81,20 +84,24 @@ class Contenders:
         # A group starts together, so that what is decoded side by side begins when the last prompt is in.
         return dataclasses.replace(self._base, scheduler="microbatch", batch_window=GATHERING, **rung.settings)
 
+    def _key(self, rung: Rung) -> _Key:
+        """What a rung needs an engine of its own for."""
+        return rung.form, self.config(rung)
+
     def load(self, rungs: Sequence[Rung]) -> dict[str, str]:
         """Load what the rungs need and warm it up; returns the reasons of those that cannot be run, by name."""
         refused: dict[str, str] = {}
-        most: dict[EngineConfig, int] = {}
+        most: dict[_Key, int] = {}
         for rung in (rung for rung in rungs if rung.stock is None):
             try:
-                config = self.config(rung)
-                most[config] = max(rung.rows, most.get(config, 1))
+                key = self._key(rung)
+                most[key] = max(rung.rows, most.get(key, 1))
                 self.model(rung)
             except KaminariError as error:
                 refused[rung.name] = str(error)
         for rung in (rung for rung in rungs if rung.stock is None and rung.name not in refused):
             try:
-                self._open(rung, most[self.config(rung)])
+                self._open(rung, most[self._key(rung)])
             except KaminariError as error:
                 refused[rung.name] = str(error)
         if self._models and any(rung.stock for rung in rungs):
@@ -116,7 +123,7 @@ class Contenders:
 
     def engine(self, rung: Rung) -> Engine:
         """The running engine of a rung that `load` made."""
-        return self._engines[self.config(rung)]
+        return self._engines[self._key(rung)]
 
     def serve(self, rung: Rung, request: Request, new_tokens: int) -> Turn:
         """Run one turn of a rung: `rows` copies of the request together, `new_tokens` each, past end tokens."""
@@ -145,12 +152,11 @@ class Contenders:
         return Turn(new_tokens - 1, run.decode_seconds, new_tokens - 1, run.prefill_seconds)
 
     def _open(self, rung: Rung, slots: int) -> None:
-        wanted = self.config(rung)
-        if wanted in self._engines:
+        if self._key(rung) in self._engines:
             return
         _, resolved = self._models[_weights_key(rung)]
         config = dataclasses.replace(
-            wanted,
+            self.config(rung),
             slots=slots,
             device=resolved.device,
             dtype=resolved.dtype,
@@ -162,7 +168,7 @@ class Contenders:
             engine.warm_up(self._progress)
         engine.start()
         self._opened.enter_context(closing(engine))
-        self._engines[wanted] = engine
+        self._engines[self._key(rung)] = engine
 
 
 def _weights_key(rung: Rung) -> tuple[Any, ...]:
