@@ -89,11 +89,11 @@ def test_each_flag_that_a_document_names_exists() -> None:
     flags = {*options(own_program()), "--help"}
     # Scripts have options of their own; the last is pip's.
     for script in [*ROOT.glob("scripts/*.py"), *ROOT.glob("benchmarks/*.py")]:
-        flags |= set(re.findall(r'add_argument\(\s*"(--[a-z-]+)"', script.read_text()))
+        flags |= set(re.findall(r'add_argument\(\s*"(--[a-z0-9-]+)"', script.read_text()))
     flags |= {"--find-links"}
     flags |= set(re.findall(r'addoption\(\s*"(--[a-z-]+)"', inspect.getsource(pytest_plugin)))
     for document in [*DOCS.glob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("kaminari_*/README.md")]:
-        named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", document.read_text()))
+        named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", document.read_text()))
         assert named - flags == set(), document.name
 
 
