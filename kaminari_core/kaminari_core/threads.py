@@ -2,9 +2,9 @@
 
 GNU's OpenMP library, which runs torch's parallel loops and those of the own kernels, gives every thread that starts such a loop
 a pool of helpers, and keeps it. Helpers wait awake for the next loop as long as there are no more of them than processors. With
-one pool too many they sleep, and waking them for each product costs more than a small product takes: a step of 4-bit weights
-took twice as long on two processors. So whoever is done computing gives its helpers up: the thread that loaded, workers, and
-the engine's thread when it rests. Where another library serves, there is nothing to give up and nothing happens.
+one pool too many they sleep, and waking them for each product costs more than a small product takes. So whoever is done computing
+gives its helpers up: the thread that loaded, workers, and the engine's thread when it rests. Where another library serves, there
+is nothing to give up and nothing happens.
 """
 
 from __future__ import annotations

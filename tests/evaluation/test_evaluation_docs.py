@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 from make_evaluation_docs import DOCUMENT, RESULTS, SECTION, rendered
@@ -17,5 +18,5 @@ def test_the_document_shows_the_results() -> None:
 def test_no_file_of_the_results_names_a_place_outside_the_repository() -> None:
     for file in RESULTS.glob("eval_*/*/*.json"):
         record = json.loads(file.read_text())
-        assert "/work/" not in file.read_text()
+        assert not re.search(r"(?<![\w.-])/(home|mnt|opt|root|tmp|work|Users)/", file.read_text()), file
         assert not any(Path(word).is_absolute() for word in record.get("command", "").split())
